@@ -13,17 +13,28 @@ if TYPE_CHECKING:
     from dlpar import lab
     from dlpar.config.experiment import Experiment
     from dlpar.config.schema import BadExperiment
-    from dlpar.jobs.launch import Job, JobFailed, launch, spmd
+    from dlpar.jobs.launch import Job, JobFailed, launch, resume, spmd
     from dlpar.jobs.run import Run, runs
 
 __version__ = "0.1.0"
 
-__all__ = ["BadExperiment", "Experiment", "Job", "JobFailed", "Run", "lab", "launch", "runs", "spmd"]
+__all__ = [
+    "BadExperiment",
+    "Experiment",
+    "Job",
+    "JobFailed",
+    "Run",
+    "lab",
+    "launch",
+    "resume",
+    "runs",
+    "spmd",
+]
 
 _HOME = {
     "Experiment": "config.experiment",
     "BadExperiment": "config.schema",
-    **dict.fromkeys(("launch", "spmd", "Job", "JobFailed"), "jobs.launch"),
+    **dict.fromkeys(("launch", "resume", "spmd", "Job", "JobFailed"), "jobs.launch"),
     **dict.fromkeys(("Run", "runs"), "jobs.run"),
 }
 

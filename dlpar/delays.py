@@ -29,6 +29,8 @@ class Delays:
         Where a delay is written down, as a span of computing.
     """
 
+    kept = ("stall",)
+
     def __init__(self, experiment: Experiment, comm: Comm, record: Recorder) -> None:
         self.comm, self.record, self.delays, self.seed = comm, record, experiment.delays, experiment.seed
         self.factor = self.delays.straggler.get(comm.rank, 1.0)

@@ -73,6 +73,8 @@ class Replica:
         Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
     """
 
+    kept = ("weights", "buffers")
+
     def __init__(self, model: nn.Module, comm: Comm | None = None, agree: Agree = _alone) -> None:
         self.agree = agree
         self.model, self.last = model, True
@@ -88,6 +90,11 @@ class Replica:
         self._parameters = parameters
         self._compute(self._move_in)
         self.cut(float("inf"))
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Tensors of the model that are no weights: statistics of batch normalisation."""
+        return list(self.model.buffers())
 
     def _move_in(self) -> None:
         views = zip(self._parameters, self._views(self.weights), self._views(self.gradient))
@@ -124,9 +131,13 @@ class Replica:
         """Return the number of the bucket that holds a layer's weight."""
         return self._bucket_of[layer.weight]
 
-    def move_to(self, weights: torch.Tensor) -> None:
-        """Keep the weights in `weights`, of the same shape and type, from now on: in shared memory, say."""
-        weights.copy_(self.weights)
+    def move_to(self, weights: torch.Tensor, copy: bool = True) -> None:
+        """Keep the weights in `weights`, of the same shape and type, from now on: in shared memory, say.
+
+        Without `copy`, somebody else has put the weights there.
+        """
+        if copy:
+            weights.copy_(self.weights)
         self.weights = weights
         self.look_at(weights)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from dlpar import models
-from dlpar.comm import Comm, Recorder
+from dlpar.comm import Comm, Keeper, Recorder
 from dlpar.config.experiment import Experiment
 from dlpar.data import Dataset, load
 from dlpar.data.sampler import Sampler
@@ -25,8 +25,11 @@ EVALUATED = 2000
 """Held-out samples tested during a run; at its end all are."""
 
 
-def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Module:
+def train(
+    comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None
+) -> torch.nn.Module:
     """Train this rank's part of a replica; returns what it has of the model."""
+    keeper = keeper or Keeper()
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
     once = comm.world.once
@@ -42,11 +45,16 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     place = placed(experiment, comm)
     task = Task(experiment, comm, place, model, dataset, sampler, record)
     part = make_split(task)
+    keeper.hold(part=part)
     sync = scheme(experiment.of_replicas(), place.dp_group, part.replica)
     delays, held_out = Delays(experiment, comm, record), HeldOut(comm, experiment, part, dataset, record)
     if sync.chosen:
         record.event("chosen", **sync.chosen)
-    own = done = 0
+    keeper.hold(sync=sync, delays=delays, held_out=held_out)
+    own, done = keeper.own, keeper.done
+    if keeper.resumed:
+        part.resume(own)
+        sync.resume(own, done)
 
     for step in sync.steps():
         # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
@@ -70,8 +78,11 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         own += 1
         done = sync.done(own)
         held_out.test(done)
+        keeper.after(own, done)
 
-    held_out.test(sync.done(own), at_end=True)
+    done = sync.done(own)
+    held_out.test(done, at_end=True)
+    keeper.after(own, done, at_end=True)
     record.end(own)
     return model
 
@@ -84,6 +95,8 @@ class HeldOut:
     comm, experiment, part, dataset, record
         As in :func:`train`; all ranks that hold some of the first replica's model take part.
     """
+
+    kept = ("tested",)
 
     def __init__(
         self, comm: Comm, experiment: Experiment, part: Split, dataset: Dataset, record: Recorder
@@ -131,6 +144,6 @@ def role(experiment: Experiment, rank: int) -> str:
     return "server" if rank < experiment.workers + experiment.sync.server_ranks else "leaf"
 
 
-def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
+def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None) -> None:
     """Run a rank that is no worker: one of the parameter servers of its part of the model."""
-    server.serve(placed(experiment, comm).dp_group, experiment.of_replicas(), record)
+    server.serve(placed(experiment, comm).dp_group, experiment.of_replicas(), record, keeper or Keeper())

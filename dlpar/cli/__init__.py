@@ -27,6 +27,7 @@ FAILED, BAD_REQUEST, LONGEST = 1, 2, 1000
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train, and watch it."),
+    "resume": ("run", "Go on with a run from its newest snapshot."),
     "sweep": ("sweep", "Train with every combination of some settings, and compare."),
     "runs": ("runs", "List the runs kept on this machine."),
     "show": ("runs", "Show one run."),

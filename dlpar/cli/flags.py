@@ -47,7 +47,7 @@ class Flag:
     kinds : tuple of str
         Of a head: all its values.  Of another field: the heads it belongs to, empty if to all.
     is_head : bool
-        Whether it chooses the kind of its part.
+        Whether it chooses the kind of its part by a word.
     """
 
     path: tuple[str, ...]
@@ -103,7 +103,7 @@ def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
     heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
     every = tuple(value for kind in several for value in heads[kind])
     field = several[0].model_fields[head]
-    found = [Flag((part, head), _spelled(field.title or head), field, every, is_head=True)]
+    found = [Flag((part, head), _spelled(field.title or head), field, every, is_head=bool(every))]
     fields = {name: field for kind in several for name, field in kind.model_fields.items() if name != head}
     for name, field in fields.items():
         having = tuple(value for kind in several if name in kind.model_fields for value in heads[kind])
@@ -222,8 +222,10 @@ def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, An
     """The mapping in `fields` for a flag's part, its head set; the head's own flag comes before all others."""
     part = flag.path[0]
     field = Experiment.model_fields[part]
-    head = next(each for each in flags() if each.is_head and each.path[0] == part)
+    head = next((each for each in flags() if each.is_head and each.path[0] == part), None)
     before = fields.get(part, {})
+    if head is None:  # a part of numbers alone
+        return fields.setdefault(part, before) if isinstance(before, dict) else {}
     before = {head.path[1]: before} if isinstance(before, str) else before
     if not isinstance(before, dict):
         return {}  # the schema will refuse the file's value

@@ -1,12 +1,18 @@
-"""``dlpar run``: start a job, follow it, stop it when asked to, and say how it ended."""
+"""``dlpar run`` and ``dlpar resume``: start a job, follow it, stop it when asked to, and say how it ended."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from dlpar.cli import STOPS, AsJSON, Failed, Stops, flags
+
+if TYPE_CHECKING:
+    from dlpar.jobs.launch import Job
 
 
 def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) -> int:
@@ -22,28 +28,56 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
     """
     chosen = flags.read(given, flags.fields_in(experiment))
     flags.tell_idle("run", given, [chosen])
-    from dlpar.cli.runs import print_outcome  # these load much more than help and a refusal need
-    from dlpar.cli.terminal import follow
-    from dlpar.graphs import warning
-    from dlpar.jobs.launch import JobFailed, launch
-    from dlpar.jobs.mpiexec import NoMPI
+    from dlpar.graphs import warning  # this, and what follows, loads much more than help and a refusal need
+    from dlpar.jobs.launch import launch
 
     if said := warning(chosen):
         print(f"dlpar run: {said}", file=sys.stderr)
+    return _watched("run", lambda: launch(chosen), as_json)
+
+
+def resume(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJSON = False) -> int:
+    """Go on with a run from its newest snapshot.
+
+    It goes on in its own folder, as another attempt; `dlpar run --snapshot-every` writes snapshots.
+
+    Parameters
+    ----------
+    which : RUN
+        A run's id, its unique beginning, or its folder.
+    """
+    from dlpar.cli.runs import found
+    from dlpar.jobs.launch import resume
+
+    run = found(which)
+    return _watched("resume", lambda: resume(run), as_json)
+
+
+def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
+    """Start a job, follow it, and say how it ended; returns the exit status."""
+    from dlpar.cli.runs import print_outcome
+    from dlpar.cli.terminal import follow
+    from dlpar.jobs.launch import JobFailed
+    from dlpar.jobs.mpiexec import NoMPI
+
     with Stops() as stops:
         try:
             with flags.named_as_flags():
-                job = launch(chosen)
+                job = start()
         except (NoMPI, JobFailed) as error:
             raise Failed(f"{error}; `dlpar doctor` says what this machine can run") from None
         follow(job, stops, silent=as_json)
     if stops.asked is not None and job.run.status != "done":
-        print(f"dlpar run: stopped by {STOPS[stops.asked]}; its records are in {job.folder}", file=sys.stderr)
+        print(
+            f"dlpar {command}: stopped by {STOPS[stops.asked]}; its records are in {job.folder}",
+            file=sys.stderr,
+        )
         return 128 + stops.asked
     try:
         finished = job.wait()
     except JobFailed as error:
-        raise Failed(f"{error}\n\nIts records are kept in {job.folder}") from None
+        newest = f"; `dlpar resume {job.run.id}` goes on" if job.folder.exists() and job.run.snapshots else ""
+        raise Failed(f"{error}\n\nIts records are kept in {job.folder}{newest}") from None
     if as_json:
         print(json.dumps(finished.summary, indent=1))
     else:

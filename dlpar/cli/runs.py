@@ -111,7 +111,7 @@ def show(
     perfetto : FILE
         Write a trace for ui.perfetto.dev there.
     """
-    run = _found(which)
+    run = found(which)
     try:
         written = [str(path) for path in run.to_csv(csv)] if csv is not None else []
         written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
@@ -130,7 +130,7 @@ def show(
     return 0
 
 
-def _found(which: str | None) -> Run:
+def found(which: str | None) -> Run:
     """The run that is meant, its experiment readable."""
     if which is None:
         raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")

@@ -1,5 +1,5 @@
 """The interface by which tensors move between ranks, and ghosts, which are sizes without data."""
 
-from dlpar.comm.base import ANY, Arrival, Comm, Packet, Recorder, Request, World, wait_all
+from dlpar.comm.base import ANY, Arrival, Comm, Keeper, Packet, Recorder, Request, World, wait_all
 
-__all__ = ["ANY", "Arrival", "Comm", "Packet", "Recorder", "Request", "World", "wait_all"]
+__all__ = ["ANY", "Arrival", "Comm", "Keeper", "Packet", "Recorder", "Request", "World", "wait_all"]

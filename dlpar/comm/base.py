@@ -373,6 +373,30 @@ class Recorder(Protocol):
         """Record that the rank did all its steps."""
 
 
+class Keeper:
+    """Keeps the state of a rank; this one keeps nothing, :class:`dlpar.jobs.snapshot.Keeper` writes snapshots.
+
+    An object names the attributes that are its state: ``kept = ("weights", "optimizer")``.
+
+    Attributes
+    ----------
+    every : int
+        Global steps between two snapshots; 0: it takes none.
+    own, done : int
+        Steps that this rank, and all together, have done before this program began.
+    resumed : bool
+        Whether the rank goes on from a state.
+    """
+
+    every, own, done, resumed = 0, 0, 0, False
+
+    def hold(self, **parts: Any) -> None:
+        """Count objects among this rank's state; where the run is resumed, give them the state they had."""
+
+    def after(self, own: int, done: int, at_end: bool = False) -> None:
+        """Take a snapshot if one is due after `done` global steps, of which this rank did `own`."""
+
+
 def check_peer(comm: Comm, peer: int, what: str) -> None:
     """Raise `ValueError` unless `peer` is a rank of `comm` (or ANY, as a source)."""
     if not (0 <= peer < comm.size or (peer == ANY and what == "source")):

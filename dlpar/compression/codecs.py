@@ -211,9 +211,10 @@ class ErrorFeedback:
         What was meant and not yet delivered; None before the first call.
     """
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.residual: Tensor | None = None
+    kept = ("residual",)
+
+    def __init__(self, codec: Codec, residual: Tensor | None = None) -> None:
+        self.codec, self.residual = codec, residual
 
     def encode(self, tensor: Tensor) -> Tensor:
         """The wire of `tensor`, shape (n,), plus what earlier wires left out.

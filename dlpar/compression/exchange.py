@@ -16,6 +16,30 @@ from dlpar.comm import ANY, Arrival, Comm, Request
 from dlpar.comm.base import Collective
 from dlpar.compression.codecs import Codec, ErrorFeedback
 
+Key = tuple[int, int, int]
+
+
+class Memories:
+    """Error feedbacks of one codec, each made when a tensor is sent for the first time under its key."""
+
+    kept = ("residuals",)
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._of: dict[Key, ErrorFeedback] = {}
+
+    def __getitem__(self, key: Key) -> ErrorFeedback:
+        return self._of.setdefault(key, ErrorFeedback(self.codec))
+
+    @property
+    def residuals(self) -> dict[Key, Tensor | None]:
+        """What is not yet delivered, by key."""
+        return {key: memory.residual for key, memory in self._of.items()}
+
+    @residuals.setter
+    def residuals(self, given: dict[Key, Tensor | None]) -> None:
+        self._of = {key: ErrorFeedback(self.codec, residual) for key, residual in given.items()}
+
 
 class CompressedAllreduce:
     """A collective that sums what the ranks' codecs and memories deliver.
@@ -42,14 +66,15 @@ class CompressedAllreduce:
     >>> allreduce(comm, bucket)
     """
 
+    kept = ("memories",)
+
     def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self._memories: dict[tuple[int, int, int], ErrorFeedback] = {}
+        self.codec, self.memories = codec, Memories(codec)
 
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
         """Replace `bucket`, shape (n,), by the sum over ranks of what is delivered of it.
 
-        A bucket is known again by its place in memory and its length.
+        A bucket is known again by its place in the gradient and its length.
         """
         codec, rank, size, n = self.codec, comm.rank, comm.size, len(bucket)
         slices = bucket.tensor_split(size)  # rank r owns slice r + 1, as in a ring
@@ -59,7 +84,7 @@ class CompressedAllreduce:
         arriving, decoded = comm.empty(len(wire), torch.uint8), comm.empty(len(total), bucket.dtype)
 
         def encode(number: int, memory: int) -> None:
-            feedback = self._memories.setdefault((bucket.data_ptr(), n, memory), ErrorFeedback(codec))
+            feedback = self.memories[bucket.storage_offset(), n, memory]
             if len(slices[number]):  # there may be fewer values than ranks
                 wires[number].copy_(feedback.encode(slices[number]))
 
@@ -95,9 +120,10 @@ class LossyComm:
         That many last elements of a tensor travel as they are: counts, a loss.
     """
 
+    kept = ("memories",)
+
     def __init__(self, comm: Comm, codec: Codec, exact: int = 0) -> None:
-        self.inner, self.codec, self.exact = comm, codec, exact
-        self._memories: dict[tuple[int, int, int], ErrorFeedback] = {}
+        self.inner, self.codec, self.exact, self.memories = comm, codec, exact, Memories(codec)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -130,7 +156,7 @@ class LossyComm:
     def _around(self, comm: Comm) -> LossyComm:
         """Another carrier between the same ranks, with the same memories."""
         other = LossyComm(comm, self.codec, self.exact)
-        other._memories = self._memories
+        other.memories = self.memories
         return other
 
     def _lossy(self, tensor: Tensor) -> int:
@@ -149,7 +175,7 @@ class LossyComm:
         wire, lossy = self._room(tensor), self._lossy(tensor)
         if not lossy:
             return tensor
-        memory = self._memories.setdefault((dest, tag, lossy), ErrorFeedback(self.codec))
+        memory = self.memories[dest, tag, lossy]
         flat = tensor.detach().reshape(-1)
 
         def pack() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dlpar.config import rules
-from dlpar.config.parts import Averaging, Cluster, Compression, Data, Delays, Model
+from dlpar.config.parts import Averaging, Cluster, Compression, Data, Deaths, Delays, Model, Snapshot
 from dlpar.config.schema import BadExperiment, Only, Part, kinds, load_plugins, sentence, shown
 from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
@@ -86,6 +86,10 @@ class Experiment(Part):
     """Compressed gradients."""
     delays: Delays = Field(Delays())
     """Slow and unsteady workers."""
+    snapshot: Snapshot = Field(Snapshot())
+    """Snapshots to resume from."""
+    deaths: Deaths = Field(Deaths())
+    """Ranks that die, and how the others go on."""
     cluster: Cluster = Field(Cluster())
     """Machines of the ranks."""
 
@@ -134,12 +138,19 @@ class Experiment(Part):
         if ways == 1:
             return self if self.split.kind == "data" else self.replace(split="data")
         sync = self.sync.of_one_part(ways)
-        return self.replace(workers=self.replicas, split="data", delays="none", sync=sync)
+        return self.replace(workers=self.replicas, split="data", delays="none", deaths={"die": {}}, sync=sync)
 
     @property
     def backup(self) -> int:
         """Workers whose gradients an update can do without."""
         return getattr(self.sync, "backup", 0)
+
+    @property
+    def periods(self) -> dict[str, int]:
+        """Steps between two exchanges, by the field that sets them: the state is whole at their multiples only."""
+        given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
+        given["period"] = self.averaging.period if self.averaging.method != "none" else 0
+        return {name: every for name, every in given.items() if every}
 
     @property
     def global_batch(self) -> int:

@@ -137,6 +137,33 @@ class Delays(Part):
     """Workers that stall once, halfway, for some seconds: 2=1.5."""
 
 
+class Snapshot(Part):
+    """Snapshots of all state, from which a run can be resumed."""
+
+    every: int = Field(0, ge=0, le=10000000, title="snapshot every")
+    """Global steps between two snapshots; 0: none."""
+    keep: int = Field(2, ge=1, le=1000, title="snapshots kept")
+    """Newest snapshots kept."""
+
+
+class Deaths(Part):
+    """Ranks that die, and how the others go on."""
+
+    on_death: Literal["end", "shrink", "spare"] = Field("end", title="on death")
+    """When a rank dies: end the job, go on without it, or let a spare rank take its place."""
+    spares: Annotated[int, Only("deaths.on_death", "spare")] = Field(1, ge=1, le=16)
+    """Ranks that wait to take the place of one that dies."""
+    die: ByRank[Share] = Field({})
+    """Ranks that die on request, and when: 2=0.5 is rank 2, halfway through the steps."""
+    mtbf: float | None = Field(None, gt=0, le=1e9)
+    """Mean seconds between deaths of workers on request, exponential and drawn by the seed."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a death does not end the job."""
+        return self.on_death != "end"
+
+
 class Cluster(Part):
     """Machines of the ranks, and the carrier of their messages."""
 

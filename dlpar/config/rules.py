@@ -74,6 +74,14 @@ RULES: tuple[Rule, ...] = (
     ("compression.codec", SOME, "sync.allreduce", ("ring",), "codes do not add up on their way"),
     ("averaging.method", SOME, "sync.regularizer", NONE, "the driver sees models, not losses"),
     ("averaging.method", SOME, "sync.overlap", (False,), "what is exchanged is not a gradient"),
+    ("snapshot.every", Other([0]), "cluster.messages", ("values",), "sizes are no state"),
+    ("deaths.goes_on", (True,), "cluster.messages", ("values",), "sizes are no state to go on from"),
+    ("deaths.goes_on", (True,), "split.kind", ("data",), "a part of the model would be lost"),
+    ("deaths.goes_on", (True,), "split.zero", (0,), "a part of the state would be lost"),
+    ("deaths.goes_on", (True,), "sync.survives", (True,), "its ranks share what one of them holds"),
+    ("deaths.goes_on", (True,), "averaging.method", NONE, "workers are apart between two exchanges"),
+    ("deaths.goes_on", (True,), "cluster.carrier", ("auto", "mpi"), "only MPI tells who died (ULFM)"),
+    ("deaths.goes_on", (True,), "cluster.device", ("auto", "cpu"), "only MPI tells who died (ULFM)"),
     ("cluster.messages", ("sizes",), "model.norm", ("none", "batch"), "its forward pass exchanges nothing"),
     ("cluster.world", ("real", "paced"), "cluster.messages", ("values",), "its ranks are processes"),
     ("cluster.world", ("real",), "cluster.stand_in_for", (None,), "what is charged there is what is done"),
@@ -166,6 +174,12 @@ def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
         yield "model.heads", f"is a divisor of the width {model.width}"
     if averaging.method != "none" and e.steps % averaging.period:
         yield "averaging.period", f"with {e.steps} steps is a divisor of {e.steps}"
+    for name, every in e.periods.items():
+        if e.snapshot.every % every:
+            yield "snapshot.every", f"with {name} {every} is a multiple of {every}"
+    for rank in e.deaths.die:
+        if not 0 <= rank < e.ranks:
+            yield "deaths.die", f"with {e.ranks} ranks is 0 to {e.ranks - 1}", f"rank {rank}"
     for name in ("straggler", "stall"):
         for worker in getattr(e.delays, name):
             if not 0 <= worker < e.workers:

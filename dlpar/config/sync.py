@@ -39,6 +39,8 @@ class SyncPart(PartWithRules):
         Whether workers average with their neighbours in a graph.
     runs_free : bool
         Whether workers do as many steps as they can, instead of the same steps all of them.
+    survives : bool
+        Whether the others have all that a worker had, and so can go on when it dies.
     """
 
     shares_memory: ClassVar[bool] = False
@@ -47,6 +49,7 @@ class SyncPart(PartWithRules):
     counts_lead: ClassVar[bool] = True
     has_graph: ClassVar[bool] = False
     runs_free: ClassVar[bool] = False
+    survives: ClassVar[bool] = True
 
     @property
     def lead_bound(self) -> int | None:
@@ -326,6 +329,7 @@ class Hogwild(SyncPart):
     shares_memory = True
     sends_gradients = False
     runs_free = True
+    survives = False
     rules = (
         ("sync", ANY, "split.kind", ("data",), "its workers share one whole model"),
         ("sync", ANY, "averaging.method", NONE, "its workers share one model"),
@@ -354,6 +358,7 @@ class Own(SyncPart):
     listed: ClassVar[bool] = False
     implementation = "dlpar.sync.user_code:own"
     sends_gradients = False
+    survives = False
     needs_loss_everywhere = True
 
     scheme: Literal["own"] = Field("own", title="sync")

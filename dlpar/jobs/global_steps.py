@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 LATE = 0.5
@@ -25,6 +26,8 @@ class GlobalStep(NamedTuple):
     """Mean over the global batch; of an empty batch, that of the step before."""
     batch: int
     """Samples of this step alone."""
+    attempt: int
+    """Attempt of the run that did it; a step that was lost is done again by a later attempt."""
     sketches: dict[int, list[float]]
     """Newest sketch of the weights of each rank that has recorded one, in this step or before."""
 
@@ -62,11 +65,26 @@ class GlobalSteps:
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
         self._taken, self._sketches = 0, {}
+        self.attempt, self._ended = 0, []  # global steps of earlier attempts that nobody has got yet
+        # Samples and bytes after each global step, for an attempt that begins after it.
+        self._sums: list[tuple[int, float]] = [(0, 0.0)]
         # Worker-steps that wait for others: of lockstep workers by step, ordered by rank.
         self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
         # Of workers that run free all together, ordered by the time of their end; and each rank's newest time.
         self._early: list[WorkerStep] = []
         self._newest: dict[int, float] = {}
+
+    def resume(self, attempt: int, step: int) -> None:
+        """Go back to `step` global steps: the ranks of an attempt begin there."""
+        if attempt <= self.attempt:
+            return
+        self._ended += self.ready(ended=True)
+        self._open.clear()
+        self._early.clear()
+        self._newest.clear()
+        self.attempt, self.done = attempt, min(step, self.done)
+        self.samples, self.bytes = self._sums[self.done]
+        del self._sums[self.done + 1 :]
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step record; those of different ranks may come in any order, dropped ones do not count."""
@@ -92,11 +110,12 @@ class GlobalSteps:
         late : float, default :data:`LATE`
             Seconds after which a free-running worker that stalls is no longer waited for.
         """
+        before, self._ended = self._ended, []
         if self.runs_free:
-            return self._any_n(math.inf if ended else self._in_order_until(late))
+            return before + self._any_n(math.inf if ended else self._in_order_until(late))
         complete = sorted(step for step, parts in self._open.items() if len(parts) == self.workers)
         # Sorted by rank: the same sum, whatever the order of reading.
-        return [self._combine(step, sorted(self._open.pop(step))) for step in complete]
+        return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
 
     def _any_n(self, until: float) -> list[GlobalStep]:
         """Combine each N worker-steps that ended up to a time, in the order in which they ended."""
@@ -130,6 +149,18 @@ class GlobalSteps:
         self.samples += batch
         self.bytes += sent
         loss = weighted / batch if batch else before
-        self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, dict(self._sketches))
+        self._sums.append((self.samples, self.bytes))
+        sketches = dict(self._sketches)
+        self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, self.attempt, sketches)
         self.first = self.first or self.last
         return self.last
+
+
+def kept(steps: Iterable[GlobalStep]) -> list[GlobalStep]:
+    """Return the steps that count: those that no later attempt did again."""
+    found: list[GlobalStep] = []
+    for step in steps:
+        while found and found[-1].attempt < step.attempt and found[-1].step >= step.step:
+            found.pop()
+        found.append(step)
+    return found

@@ -214,6 +214,41 @@ def launch(experiment: Experiment) -> Job:
         raise
 
 
+def resume(run: Run | str | os.PathLike) -> Job:
+    """Go on with a run from its newest snapshot, in its own folder, as another attempt; return at once.
+
+    Under bulk-synchronous schemes losses and weights are those of a run that was never interrupted.  Steps
+    after the snapshot are done again; what earlier attempts recorded of them stays in the folder.
+
+    Parameters
+    ----------
+    run : Run, path or str
+        A run that ended before its last step, with ``snapshot.every`` above 0.
+
+    Raises
+    ------
+    BadExperiment
+        If it still goes on or is done, or none of its snapshots is whole and its own.
+    """
+    from dlpar.jobs import snapshot  # here: it loads torch, which a launcher need not
+
+    run = run if isinstance(run, Run) else Run(run)
+    folder, experiment, status = run.path, run.experiment, run.status
+    if run.live or status == "done":
+        what = "still goes on" if run.live else "is done"
+        raise BadExperiment(
+            f"run: got {run.id}, which {what}; allowed is one that ended before its last step"
+        )
+    check_machine(experiment)
+    step = snapshot.newest(folder, experiment)
+    held = lock(folder / "lock", 0.0)  # nobody else resumes it meanwhile
+    if held is None:
+        raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
+    with os.fdopen(held, "w"):
+        snapshot.begin_attempt(folder, step)
+    return Job(folder, experiment)
+
+
 def _new_run_folder(experiment: Experiment) -> Path:
     now = time.time()
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # sorts by age

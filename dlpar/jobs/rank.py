@@ -39,6 +39,7 @@ from dlpar.config.schema import load_plugins
 from dlpar.config.user_code import unpack
 from dlpar.jobs.diagnosis import RUNNING
 from dlpar.jobs.record import RankFile, Recorder
+from dlpar.jobs.snapshot import Attempt, Keeper, written
 from dlpar.jobs.tail import ALL_RANKS, CALL, REFUSAL, result_path
 from dlpar.train import role, serve, train
 from dlpar.worlds.connect import join
@@ -110,33 +111,39 @@ def _stack_on_request(folder: Path, rank: int) -> Iterator[None]:
         faulthandler.unregister(signal.SIGUSR1)
 
 
-def _read_work(folder: Path) -> tuple[Experiment, bytes | None]:
-    """Read the experiment and, where its ranks call a function instead of training, the packed function."""
+def _read_work(folder: Path) -> tuple[Experiment, bytes | None, Attempt]:
+    """Read the experiment, the packed function where ranks call one instead of training, and which attempt this is."""
     call = folder / CALL
     experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
-    return experiment, call.read_bytes() if call.exists() else None
+    return experiment, call.read_bytes() if call.exists() else None, Attempt.of(folder)
 
 
-def _begin(record: Recorder, experiment: Experiment, launched: float | None) -> None:
+def _begin(record: Recorder, experiment: Experiment, launched: float | None, attempt: Attempt) -> None:
     """Record what this rank is, and on rank 0 how long the launch took."""
-    record.header(role=role(experiment, record.comm.rank), threads=torch.get_num_threads())
+    resumed = {"attempt": attempt.number, "resumed": attempt.step, "began": attempt.began}
+    resumed = resumed if attempt.number else {}
+    record.header(role=role(experiment, record.comm.rank), threads=torch.get_num_threads(), **resumed)
     if record.comm.rank == 0:
         record.event("start", launch_s=time.time() - launched if launched else None)
 
 
 def _work(
-    folder: Path, experiment: Experiment, call: tuple[Callable, tuple] | None, record: Recorder
+    folder: Path,
+    experiment: Experiment,
+    call: tuple[Callable, tuple] | None,
+    record: Recorder,
+    attempt: Attempt,
 ) -> None:
     """Train, serve, or call the user's function and write its result, on the recorder's rank."""
     comm = record.comm
     if call is not None:
         function, arguments = call
         result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
-        record.end(0)
-    elif comm.rank < experiment.workers:
-        train(comm, experiment, record)
-    else:
-        serve(comm, experiment, record)
+        return record.end(0)
+    keeper = Keeper(folder, experiment, record, comm.rank, attempt)
+    program = train if comm.rank < experiment.workers else serve
+    program(comm, experiment, record, keeper)
+    keeper.close()
 
 
 # ---- a process for each rank ---------------------------------------------------------
@@ -147,13 +154,13 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
     try:
         load_plugins()  # rank 0 alone reads the experiment, which would do it
         meet(world)
-        experiment, packed = world.bcast(_read_work(folder) if world.rank == 0 else None)
+        experiment, packed, attempt = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = join(experiment, on_host=packed is not None)
-        record = Recorder(folder, comm)
-        _begin(record, experiment, launched)
+        record = Recorder(folder, comm, began=attempt.began)
+        _begin(record, experiment, launched, attempt)
         if packed is None:  # a growing file shows that the rank is well
             comm.world.while_asleep(lambda: record.event("asleep"))
-        _work(folder, experiment, unpack(packed) if packed else None, record)
+        _work(folder, experiment, unpack(packed) if packed else None, record, attempt)
         comm.close()
         _bring_home(folder, world)
         return 0
@@ -170,7 +177,7 @@ def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
     """Copy the files of ranks on other machines into the job's own folder, which rank 0 sees."""
     meet(world)
     home = world.bcast(str(folder))
-    away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir()}
+    away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
     for files in world.gather(away) or ():
         for name, body in files.items():
             (folder / name).write_bytes(body)
@@ -194,7 +201,11 @@ def _note_turns(simulator: Simulator, path: Path) -> None:
 
 
 def simulate(
-    folder: Path, experiment: Experiment, packed: bytes | None = None, launched: float | None = None
+    folder: Path,
+    experiment: Experiment,
+    packed: bytes | None = None,
+    attempt: Attempt | None = None,
+    launched: float | None = None,
 ) -> int:
     """Run an experiment's ranks in this process, on a virtual clock, and record them in `folder`.
 
@@ -202,6 +213,8 @@ def simulate(
     ----------
     packed : bytes, optional
         A packed function that ranks call instead of training; its results are files in `folder`.
+    attempt : Attempt, optional
+        Where a run that is resumed goes on; default: at its beginning.
     launched : float, optional
         Unix time at which the job was launched.
 
@@ -214,9 +227,10 @@ def simulate(
     simulator, comms = of_experiment(experiment)
     if simulator.computes:  # where messages carry sizes only, a turn costs too little for this
         _note_turns(simulator, folder / RUNNING)
-    records = [Recorder(folder, comm, file) for comm in comms]
+    attempt = attempt or Attempt()
+    records = [Recorder(folder, comm, file, attempt.began) for comm in comms]
     for record in records:
-        _begin(record, experiment, launched)
+        _begin(record, experiment, launched, attempt)
 
     def hangs(story: str) -> None:
         records[simulator.running.rank].error(NeverYields(story))
@@ -224,7 +238,7 @@ def simulate(
 
     try:
         call = unpack(packed) if packed else None  # a failure of it is an error of the ranks
-        program = lambda comm: _work(folder, experiment, call, records[comm.rank])
+        program = lambda comm: _work(folder, experiment, call, records[comm.rank], attempt)
         on_move = (lambda: None) if call else file.touch  # a function has to end in time
         run_program(simulator, comms, program, PATIENCE * experiment.cluster.timeout, hangs, on_move)
         (folder / RUNNING).unlink(missing_ok=True)
@@ -235,6 +249,7 @@ def simulate(
             traceback.print_exc()
         return 1
     finally:
+        written()
         file.close()
 
 

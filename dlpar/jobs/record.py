@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 TOGETHER = 0.02
 """Seconds of steps that may be written together."""
 
+SNAPSHOT = "snapshot"
+"""Span in which a step waits for a copy of the state."""
+
 COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update"})
-"""Spans counted as computing; any other but ``evaluate`` is communication."""
+"""Spans counted as computing; any other but :data:`SNAPSHOT` and ``evaluate`` is communication."""
 
 NOTHING = 2e-6
 """Longest empty span on the wall clock, in seconds; it is not written.  On other clocks an empty span takes 0 s."""
@@ -114,15 +118,20 @@ class Recorder:
         The rank; its clock gives every time in the file.
     file : RankFile, optional
         File shared by many ranks of one process; each line then names its rank.
+    began : float
+        Seconds of the run that passed before this attempt, in a run that is resumed.
     """
 
-    def __init__(self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None) -> None:
-        self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
+    def __init__(
+        self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None, began: float = 0.0
+    ) -> None:
+        self.comm, self.traffic = comm, comm.traffic
+        self.now = (lambda: began + comm.now()) if began else comm.now
         self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl")
         self._whose = {} if file is None else {"rank": comm.rank}
         self._nothing = NOTHING if comm.world.clock == "wall" else 0.0
-        self._device = DeviceClock(comm) if comm.device.type == "cuda" else None
-        self.moment = self._device.moment if self._device else comm.now
+        self._device = DeviceClock(comm, self.now) if comm.device.type == "cuda" else None
+        self.moment = self._device.moment if self._device else self.now
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
@@ -152,6 +161,8 @@ class Recorder:
         for name, start, end, *_ in spans:
             if name in COMPUTING:
                 compute += end - start
+            elif name == SNAPSHOT:
+                facts[SNAPSHOT] = facts.get(SNAPSHOT, 0.0) + end - start
             else:
                 comm += end - start
         wait, self._waited = min(self._waited, comm), 0.0
@@ -213,11 +224,13 @@ class DeviceClock:
     Parameters
     ----------
     comm : Comm
-        The rank; its clock counts the seconds.
+        The rank.
+    now : callable
+        The clock that counts its seconds.
     """
 
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+    def __init__(self, comm: Comm, now: Callable[[], float]) -> None:
+        self._comm, self._now = comm, now
 
     def moment(self) -> torch.cuda.Event:
         """Return the moment at which the GPU has done all it was told so far."""
@@ -234,7 +247,7 @@ class DeviceClock:
         """
         zero = self.moment()
         zero.synchronize()
-        now = self._comm.now()
+        now = self._now()
         seconds = lambda moment: now - moment.elapsed_time(zero) / 1000
         timed = [(name, seconds(start), seconds(end), *of) for name, start, end, *of in spans]
         return [span for span in timed if span[2] - span[1] > NOTHING]

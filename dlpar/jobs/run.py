@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,10 @@ from dlpar.config.paths import read_plain, runs_folder
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.diagnosis import errors_in
-from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps, kept
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import Record, Tail, lines_of, rank_of
+from dlpar.jobs.tail import Record, Tail, attempts_in, lines_of, rank_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,28 +124,44 @@ class Run:
         summary.add_all(self.path)
         return summary.result()
 
+    @property
+    def snapshots(self) -> list[int]:
+        """Global steps after which there is a snapshot, the newest first."""
+        return snapshots_in(self.path)
+
     def records(self) -> list[tuple[str, Record]]:
         """Return every record written so far as ``(source, record)``."""
         return Tail(self.path).read_all()
 
     def global_steps(self) -> list[GlobalStep]:
-        """Combine the steps of all workers into global steps."""
+        """Combine the steps of all workers into global steps; those that were lost and done again are left out."""
+        return kept(self.global_steps_of_all())
+
+    def global_steps_of_all(self) -> list[GlobalStep]:
+        """Combine the steps of all workers into global steps, attempt by attempt."""
         steps = GlobalSteps(self.experiment.workers - self.experiment.backup, self.experiment.sync.runs_free)
-        for rank, record in self._of_kind("step"):
-            steps.add(rank, record)
+        for rank, record in self._of_kind("step", "rank"):
+            if record["k"] == "step":
+                steps.add(rank, record)
+            else:
+                steps.resume(record.get("attempt", 0), record.get("resumed", 0))
         return steps.ready(ended=True)
 
     @property
     def ranks(self) -> pd.DataFrame:
         """One row per rank: role (worker, server, leaf), host, pid, device, carrier, clock, threads."""
         frame = _frame([record for _, record in self._of_kind("rank")])
-        return frame if frame.empty else frame.drop(columns="k").set_index("rank").sort_index()
+        frame = frame if frame.empty else frame.drop(columns="k").drop_duplicates("rank", keep="last")
+        return frame if frame.empty else frame.set_index("rank").sort_index()
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row per rank and step; seconds in ``t compute comm wait``, bytes sent in ``bytes``."""
         rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
-        return _frame(rows, STEP_COLUMNS).sort_values(["step", "rank"], ignore_index=True)
+        frame = _frame(rows, STEP_COLUMNS).drop_duplicates(
+            ["rank", "step"], keep="last"
+        )  # not those done again
+        return frame.sort_values(["step", "rank"], ignore_index=True)
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -156,7 +173,25 @@ class Run:
         """
         curve = _frame(self.global_steps(), GlobalStep._fields)
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
-        return curve.drop(columns=["batch", "sketches"])
+        return curve.drop(columns=["batch", "attempt", "sketches"])
+
+    @property
+    def attempts(self) -> pd.DataFrame:
+        """One row per attempt: ``first`` and ``last`` step, how many were ``lost``, ``status`` and ``reason``.
+
+        Lost steps were done again by the next attempt.
+        """
+        done = self.global_steps_of_all()
+        firsts = {0: 0} | {r["attempt"]: r["resumed"] for _, r in self._of_kind("rank") if "attempt" in r}
+        rows = []
+        for number, names in enumerate(attempts_in(self.path)):
+            ends = [r for n in names if n.startswith("job") for r in lines_of(self.path / n) if "status" in r]
+            end = ends[0] if ends else {"status": self.status, "reason": self.reason}
+            steps = [step.step for step in done if step.attempt == number]
+            again = max([*steps, -1]) + 1 - firsts.get(number + 1, math.inf)
+            row = {"first": firsts.get(number, 0), "last": max(steps, default=None), "lost": max(0, again)}
+            rows.append({"attempt": number, **row, "status": end["status"], "reason": end["reason"]})
+        return _frame(rows)
 
     @property
     def consensus(self) -> pd.DataFrame:
@@ -237,10 +272,10 @@ class Run:
             raise RuntimeError(f"run {self.id} is still going on: stop it first")
         shutil.rmtree(self.path)
 
-    def _of_kind(self, kind: str) -> Iterator[tuple[int, Record]]:
-        """Go through the records of one kind as ``(rank, record)``."""
+    def _of_kind(self, *kinds: str) -> Iterator[tuple[int, Record]]:
+        """Go through the records of some kinds as ``(rank, record)``."""
         parts = iter(Tail(self.path).read, [])  # a part at a time: records fill the memory
-        return ((rank_of(s), r) for part in parts for s, r in part if r["k"] == kind and s != "job")
+        return ((rank_of(s), r) for part in parts for s, r in part if r["k"] in kinds and s != "job")
 
     def _end(self) -> Record | None:
         return next((r for r in lines_of(self.path / "job.jsonl") if r.keys() >= {"status", "reason"}), None)
@@ -250,6 +285,16 @@ def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFram
     import pandas as pd  # here: a light process reads summaries only
 
     return pd.DataFrame(rows, columns=columns)
+
+
+SNAPSHOTS, MANIFEST = "snapshots", "COMMITTED.json"
+"""Folder of a run's snapshots, and the file that makes a set of shards one of them."""
+
+
+def snapshots_in(folder: Path) -> list[int]:
+    """Return the steps of the snapshots in a run folder, the newest first."""
+    found = (folder / SNAPSHOTS).glob(f"step-*/{MANIFEST}")
+    return sorted((int(path.parent.name.removeprefix("step-")) for path in found), reverse=True)
 
 
 def runs() -> list[Run]:

@@ -104,6 +104,7 @@ class Summary:
                     self.reached.setdefault(f"{goal:g}", record["t"])
         elif kind == "rank":
             self.clock = record["clock"]
+            self.steps.resume(record.get("attempt", 0), record.get("resumed", 0))
         elif kind == "event" and record.get("launch_s") is not None:
             self.launch_s = record["launch_s"]
         elif kind == "event" and record["name"] == "chosen":

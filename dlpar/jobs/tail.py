@@ -33,7 +33,10 @@ REFUSAL = "refused.txt"
 
 
 RECORDS = re.compile(r"(?:rank-(?:\d{1,5}|all)|job)\.jsonl")
-"""Names of the files with records."""
+"""Names of the files with records of the present attempt."""
+
+EARLIER = re.compile(r"(rank-(?:\d{1,5}|all)|job)\.(\d{1,4})\.jsonl")
+"""Names of those of an earlier attempt, with its number."""
 
 NEEDED = {
     "step": {"step"}, "rank": {"rank"}, "eval": {"accuracy"}, "event": {"name"}, "queued": {"ahead", "paused"},
@@ -51,6 +54,22 @@ def result_path(folder: Path, rank: int) -> Path:
 def rank_of(source: str) -> int:
     """Return the rank whose records come from a source such as ``rank-3``."""
     return int(source[5:])
+
+
+def source_of(name: str) -> str:
+    """Return the source whose records a file holds: ``rank-3`` of ``rank-3.jsonl``, and of ``rank-3.0.jsonl``."""
+    return name.partition(".")[0]
+
+
+def attempts_in(folder: Path) -> list[list[str]]:
+    """List the names of a run's files of records, by attempt; the last are those of the present one."""
+    names = glob("*.jsonl", root_dir=folder)
+    earlier = [match for match in map(EARLIER.fullmatch, names) if match]
+    found: list[list[str]] = [[] for _ in range(2 + max((int(match[2]) for match in earlier), default=-1))]
+    for match in earlier:
+        found[int(match[2])].append(match[0])
+    found[-1] += filter(RECORDS.fullmatch, names)
+    return found
 
 
 class Tail:
@@ -72,18 +91,23 @@ class Tail:
     def read(self) -> list[tuple[str, Record]]:
         """Return records appended since the last call as ``(source, record)``, such as ``("rank-3", {…})``.
 
-        The source is the rank, or ``job`` for a record of the guardian.
+        The source is the rank, or ``job`` for a record of the guardian.  In a run that was resumed, all records
+        of an attempt come before those of the next.
         """
-        found, names = [], filter(RECORDS.fullmatch, glob("*.jsonl", root_dir=self.path))
-        for name in sorted(names, key=lambda name: (name == "job.jsonl", len(name), name)):
-            source, lines = name.removesuffix(".jsonl"), self._new_lines(name)
-            records = [record for line in lines if (record := record_of(line, source)) is not None]
-            if left_out := len(lines) - len(records):
-                warnings.warn(
-                    f"{self.path / name}: lines left out that cannot be read: {left_out}", stacklevel=2
-                )
-            found += [(f"rank-{r['rank']}" if source == ALL_RANKS else source, r) for r in records]
+        found: list[tuple[str, Record]] = []
+        for names in attempts_in(self.path):
+            for name in sorted(names, key=lambda name: (name.startswith("job"), len(name), name)):
+                found += self._new_records(name)
+            if found:
+                break
         return found
+
+    def _new_records(self, name: str) -> list[tuple[str, Record]]:
+        source, lines = source_of(name), self._new_lines(name)
+        records = [record for line in lines if (record := record_of(line, source)) is not None]
+        if left_out := len(lines) - len(records):
+            warnings.warn(f"{self.path / name}: lines left out that cannot be read: {left_out}", stacklevel=3)
+        return [(f"rank-{r['rank']}" if source == ALL_RANKS else source, r) for r in records]
 
     def read_all(self) -> list[tuple[str, Record]]:
         """Return all records from where the last call stopped to the present end."""

@@ -411,6 +411,7 @@ class Board:
             self.steps.add(rank, record)
         elif kind == "rank":
             self.ranks[rank] = record
+            self.steps.resume(record.get("attempt", 0), record.get("resumed", 0))
         elif kind == "eval":
             self.accuracy = record["accuracy"]
             self.reached = self.reached or (record["t"] if (self.accuracy or 0.0) >= self.goal else None)

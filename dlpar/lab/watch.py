@@ -17,7 +17,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.paths import open_plain
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import Run, runs
-from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of
+from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of, source_of
 from dlpar.lab.figure import require
 from dlpar.lab.labels import with_world
 
@@ -254,6 +254,7 @@ BLOCK = 1 << 16
 def between(folder: Path, begin: float, end: float) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the ranks' records of a window of the run's clock; each file is in the order of time."""
     for path in sorted(folder.glob("rank-*.jsonl")):
+        source = source_of(path.name)
         with open_plain(path) as file:
             low, high = 0, os.fstat(file.fileno()).st_size
             while high - low > BLOCK:
@@ -265,14 +266,14 @@ def between(folder: Path, begin: float, end: float) -> Iterator[tuple[int, dict[
             file.seek(low)
             for record in filter(None, map(record_of, file)):
                 if begin <= (now := record.get("t", -1.0)) <= end:
-                    yield (record["rank"] if path.stem == ALL_RANKS else rank_of(path.stem)), record
+                    yield (record["rank"] if source == ALL_RANKS else rank_of(source)), record
                 elif now > end:
                     break
 
 
 def _of_file(path: Path) -> Iterator[tuple[float, str, dict[str, Any]]]:
-    now = 0.0  # the first record of a rank has no time
+    now, name = 0.0, source_of(path.name)
     for record in lines_of(path):
-        now = max(now, record.get("t") or now)
-        source = f"rank-{record['rank']}" if path.stem == ALL_RANKS else path.stem
+        now = max(now, record.get("t") or record.get("began") or now)  # a rank's first record has no time
+        source = f"rank-{record['rank']}" if name == ALL_RANKS else name
         yield now, source, record

@@ -41,6 +41,8 @@ class PipelineSplit(Split):
     run ahead by as many steps as stages follow.
     """
 
+    kept = ("replica", "stash")
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         stage, split, steps = self.stage, task.experiment.split, task.experiment.steps
@@ -84,6 +86,13 @@ class PipelineSplit(Split):
         if self.task.experiment.sync.needs_loss_everywhere:
             loss = self.stage.mp_group.broadcast(float(loss), root=self.stage.speaker)
         self._report(loss, samples)
+
+    def resume(self, step: int) -> None:
+        """Pass the batches that were in flight forward once more, with the weights they had."""
+        for micro in self.stash.resume() if self.stash else ():
+            action = Action("F", micro, 0)
+            self._listen(action)
+            self._forward_pass(action)
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
         """Yield the actions of a step, each with the one that follows."""
@@ -470,6 +479,8 @@ class WeightStash:
         Version of the present weights: the number of updates made.
     """
 
+    kept = ("version", "_version_of", "_kept")
+
     def __init__(self, replica: Replica, memory: Memory) -> None:
         self.replica, self.memory, self.version = replica, memory, 0
         self._version_of: dict[int, int] = {}  # version of each micro-batch in flight
@@ -482,10 +493,18 @@ class WeightStash:
 
     def keep(self, micro: int) -> None:
         """Keep the present weights for a micro-batch; one copy serves all that share a version."""
+        if micro in self._version_of:  # it is passed forward once more
+            return
         self._version_of[micro] = self.version
         if self.version not in self._kept:  # a copy, because the weights move in place
             self._kept[self.version] = self.replica.weights.clone()
             self.memory.hold("weights", self._kept[self.version])
+
+    def resume(self) -> list[int]:
+        """Return the micro-batches in flight, in order, whose weights are kept again."""
+        for weights in self._kept.values():
+            self.memory.hold("weights", weights)
+        return sorted(self._version_of)
 
     def let_go(self, micro: int) -> int:
         """Forget a micro-batch that is back, and return how many updates were made since it came."""

@@ -112,6 +112,7 @@ class Split:
 
     speaks = True
     whole_on_all = False
+    kept: tuple[str, ...] = ("replica",)
 
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record, self.flops = task, task.comm, task.record, task.flops
@@ -182,6 +183,9 @@ class Split:
         with self.record.span(name, *self._of):
             yield
         self._computing.__enter__()
+
+    def resume(self, step: int) -> None:
+        """Prepare for the next step, number `step`, of a run that is resumed; the kept state is there."""
 
     def facts(self) -> dict[str, Any]:
         """Return further facts for the record of the step just done."""

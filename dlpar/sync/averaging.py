@@ -52,6 +52,8 @@ class Averaging(Scheme):
     centre, or the average.
     """
 
+    kept = ("inner", "optimizer", "agreed", "own")
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         from dlpar.sync import exchange
         from dlpar.sync.sketch import Sketch
@@ -76,6 +78,9 @@ class Averaging(Scheme):
                 yield block * self.period + i
             if self.elastic:  # the inner scheme may end here; servers then send the last centre
                 weights.copy_(self.agreed)
+
+    def resume(self, own: int, done: int) -> None:
+        self.inner.resume(own // self.period, done // self.period)
 
     def combine(self) -> None:
         if self.ends_block:

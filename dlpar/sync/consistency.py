@@ -8,7 +8,7 @@ Zhang and Wang, "Rudra" (arXiv 1509.04210).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,19 @@ class Clocks:
         self._of = dict.fromkeys(clients, 0)
         self._at = Counter(self._of.values())  # clients by clock
         self.slowest = 0
+
+    kept = ("of",)
+
+    @property
+    def of(self) -> dict[int, int]:
+        """Number of pushes of each client."""
+        return self._of
+
+    @of.setter
+    def of(self, pushes: Mapping[int, int]) -> None:
+        # A client that had left has pushed as often as any.
+        self._of = {client: pushes.get(client, max(pushes.values())) for client in self._of}
+        self._at, self.slowest = Counter(self._of.values()), min(self._of.values())
 
     def __getitem__(self, client: int) -> int:
         return self._of[client]

@@ -14,6 +14,7 @@ Learning 2014), sections 7.1 and 7.2; random peers, GoSGD, Blot et al. (arXiv
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -146,6 +147,7 @@ class RandomPeers(InStep):
     """Average with other peers every step: each worker sends to k of them and hears from k."""
 
     most_peers = 0
+    kept = ("optimizer", "rounds")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -221,6 +223,8 @@ class Pairwise(Gossip):
     partner as far as heard of, ``staleness`` in averages.
     """
 
+    kept = ("optimizer", "own_weights", "drawn", "averages", "read_at", "heard")
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.tickets = Tickets(experiment, comm)
@@ -232,9 +236,32 @@ class Pairwise(Gossip):
         self.mine, self.theirs = (comm.packet(len(self.weights), self.weights.dtype) for _ in range(2))
         self.averages = self.read_at = self.stale = self.clock = self.lead = 0
         self.heard = dict.fromkeys(self.partners, 0)
-        self.under_way = comm.start(self._average if self.active else self._answer, self.weights)
+
+    @property
+    def own_weights(self) -> Tensor:
+        """A copy of the own weights, which no average changes meanwhile."""
+        with self.guard:
+            return self.weights.clone()
+
+    @own_weights.setter
+    def own_weights(self, weights: Tensor) -> None:
+        self.weights.copy_(weights)
+
+    @property
+    def drawn(self) -> str:
+        """State of the generator that draws partners."""
+        return json.dumps(self.draw.bit_generator.state)
+
+    @drawn.setter
+    def drawn(self, state: str) -> None:
+        self.draw.bit_generator.state = json.loads(state)
+
+    def resume(self, own: int, done: int) -> None:
+        self.clock = own
+        self.tickets.resume(own, done)
 
     def steps(self) -> Iterator[int]:
+        self.under_way = self.comm.start(self._average if self.active else self._answer, self.weights)
         yield from self.tickets.steps(self.replica.agree)
         # For the last average; a passive worker stays until its active partners have left.
         self.under_way.wait()
@@ -315,6 +342,8 @@ class Pairwise(Gossip):
 
 class PushSum(Gossip):
     """Average along directed edges; ``replica.weights`` holds z."""
+
+    kept = ("optimizer", "mass", "pushed")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)

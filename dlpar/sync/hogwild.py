@@ -44,7 +44,10 @@ class Hogwild(Scheme):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.sparse = experiment.sync.sparse
-        replica.move_to(comm.shared(len(replica.weights), replica.weights.dtype))
+        # Worker 0 decides: workers of a run that is resumed remember weights of different moments.
+        weights = comm.shared(len(replica.weights), replica.weights.dtype)
+        replica.move_to(weights, copy=comm.rank == 0)
+        comm.barrier()
         self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr)
         self.tickets = Tickets(experiment, comm)
         self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker makes its own
@@ -52,8 +55,13 @@ class Hogwild(Scheme):
         self.seen: dict[str, Any] = {}
         comm.barrier()  # all workers wrote the same initial weights; from now on they may change
 
+    def resume(self, own: int, done: int) -> None:
+        super().resume(own, done)
+        self.updates[self.comm.rank] = own
+        self.tickets.resume(own, done)
+
     def steps(self) -> Iterator[int]:
-        clock, more = 0, self.tickets.take()
+        clock, more = self.first, self.tickets.take()
         while more:
             made = self.updates.tolist()
             self.read_at, self.lead = sum(made) - made[self.comm.rank], clock - min(made)
@@ -62,7 +70,7 @@ class Hogwild(Scheme):
             yield clock
             # Counted before the step is recorded (in facts), so that the last record says how many updates were lost.
             clock, more = clock + 1, self.more
-        if not clock:
+        if clock == self.first:
             self._finish()
 
     def combine(self) -> None:

@@ -36,6 +36,8 @@ class MapReduce(Scheme):
     driver's loss with its penalty as ``driver_loss``.
     """
 
+    kept = ("optimizer", "path", "converged")
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         sync, n, dtype = experiment.sync, len(replica.weights), replica.weights.dtype

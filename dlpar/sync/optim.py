@@ -32,6 +32,8 @@ class Optimizer:
         What ``momentum`` keeps of the last update.
     """
 
+    kept = ("_state",)
+
     def __init__(self, rule: str, weights: torch.Tensor, lr: float, momentum: float = 0.9) -> None:
         if rule not in RULES:
             raise ValueError(f"optimizer: got {rule!r}, allowed is one of {', '.join(RULES)}")

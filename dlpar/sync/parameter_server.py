@@ -33,6 +33,8 @@ class ParameterServer(Scheme):
     all answers together, after its backward pass.
     """
 
+    kept = ("client",)
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.experiment, self.comm, self.replica, sync = experiment, comm, replica, experiment.sync
         self.every, self.fetch = sync.push_every, sync.steps_a_fetch
@@ -74,8 +76,12 @@ class ParameterServer(Scheme):
         for number, bucket in enumerate(self.replica.buckets if self.overlap else [self.accrued]):
             self._push(number, comm, bucket)
 
+    def resume(self, own: int, done: int) -> None:
+        self._run(lambda comm, weights: self.client.rejoin())
+        self.first = self.client.version if self.backup else own
+
     def steps(self) -> Iterator[int]:
-        step = 0
+        step = self.first
         while self.replica.agree(self.client.going_on):
             for _ in range(self.fetch):
                 self.due, self.fetches = ((step + 1) % every == 0 for every in (self.every, self.fetch))
@@ -169,6 +175,8 @@ class Shard:
         Its ``compression`` is how gradients are written on the wire.
     """
 
+    kept = ("memory",)
+
     def __init__(
         self, comm: Comm, server: int, place: int, weights: Tensor, bucket: int, experiment: Experiment
     ) -> None:
@@ -214,6 +222,8 @@ class Client:
         Number of the first of these buckets.
     """
 
+    kept = ("buckets",)
+
     def __init__(
         self,
         comm: Comm,
@@ -242,6 +252,12 @@ class Client:
         """Give the servers their first weights; one client does it for all."""
         for shards in self.buckets:
             wait_all([shard.send(shard.weights, Kind.INITIAL) for shard in shards])
+
+    def rejoin(self) -> None:
+        """Take the answers with which the servers of a resumed run begin."""
+        for shards in self.buckets:
+            self._expect(shards)
+        self.receive()
 
     def push(self, bucket: int, gradient: Tensor, answered: bool = True) -> None:
         """Send each server its range of a bucket's gradient; `answered`: its weights come with :meth:`receive`."""

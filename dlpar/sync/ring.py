@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class Ring(Scheme):
     """Every rank is a worker; each step all of them wait for the slowest."""
 
+    kept: tuple[str, ...] = ("optimizer", "collective")
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         sync = experiment.sync
@@ -82,6 +84,8 @@ class ShardedOptimizer(Ring):
     Each bucket has N chunks.  A worker updates a chunk of every bucket.
     """
 
+    kept = ("optimizers",)
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.reduce_scatter, self.allgather = HALVES[experiment.sync.allreduce]
@@ -99,6 +103,11 @@ class ShardedOptimizer(Ring):
             self.shards.append((rule, bucket.tensor_split(comm.size)[own]))
             start = end
 
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The update rule of each bucket's chunk."""
+        return [optimizer for optimizer, _ in self.shards]
+
     def _add_up(self, comm: Comm, bucket: torch.Tensor) -> None:
         self.reduce_scatter(comm, bucket.tensor_split(comm.size))
 
@@ -112,7 +121,7 @@ class ShardedOptimizer(Ring):
                 self.allgather(self.comm, chunks)
 
     def state_bytes(self) -> int:
-        return sum(optimizer.nbytes for optimizer, _ in self.shards)
+        return sum(optimizer.nbytes for optimizer in self.optimizers)
 
 
 class ShardedWeights(Scheme):

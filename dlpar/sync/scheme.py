@@ -35,6 +35,12 @@ class Scheme:
     chosen: Mapping[str, Any] = MappingProxyType({})
     """Choices that the scheme made itself when it was set up, for the record."""
 
+    kept: tuple[str, ...] = ("optimizer",)
+    """Attributes that are its state, in a snapshot."""
+
+    first = 0
+    """Number of the first step."""
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         # Imported here, so that a notebook that defines a scheme need not load torch.
         from dlpar.sync.optim import Optimizer
@@ -44,7 +50,11 @@ class Scheme:
 
     def steps(self) -> Iterable[int]:
         """Numbers of the steps this worker does; batches follow from them."""
-        return range(self.experiment.steps)
+        return range(self.first, self.experiment.steps)
+
+    def resume(self, own: int, done: int) -> None:
+        """Go on where a worker that did `own` of `done` global steps stopped; collective, the kept state is there."""
+        self.first = own
 
     def combine(self) -> None:
         """Exchange what the backward pass left in ``replica.gradient``, or weights, with whom the scheme says."""
@@ -84,21 +94,24 @@ class Tickets:
 
     def __init__(self, experiment: Experiment, comm: Comm) -> None:
         self.counter, self.workers, self.all_steps = comm.counter(), experiment.workers, experiment.steps
-        self.last = 0
+        self.last = self.before = self.clock = 0
+
+    def resume(self, own: int, done: int) -> None:
+        """Count what all workers did before: `done` global steps, this one `own` steps."""
+        self.clock, self.before = own, done * self.workers
 
     def steps(self, agree: Callable[[bool], bool]) -> Iterator[int]:
         """Clocks of this worker, 0, 1, 2, ..., as long as there are worker-steps left for anybody.
 
         `agree` makes the ranks of one replica do the same steps.
         """
-        clock = 0
         while agree(self.take()):
-            yield clock
-            clock += 1
+            yield self.clock
+            self.clock += 1
 
     def take(self) -> bool:
         """Ask for a worker-step; False once all are taken."""
-        self.last = self.counter.take()
+        self.last = self.before + self.counter.take()
         return self.last < self.all_steps * self.workers
 
     @property

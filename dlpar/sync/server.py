@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm, Packet, Recorder
+from dlpar.comm import ANY, Comm, Keeper, Packet, Recorder
 from dlpar.compression import codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.sync.averaging import outer
@@ -42,6 +42,8 @@ class Server:
         One server says for all when the last step has started: two that counted apart would not agree.
     """
 
+    kept: tuple[str, ...] = ("weights", "optimizer", "version", "pushes", "clock")
+
     def __init__(
         self,
         comm: Comm,
@@ -62,6 +64,9 @@ class Server:
         # State on the device of the weights.
         self.inbox, self.first_tag = answer.wire, bucket * TAGS
         self.sum = torch.zeros_like(self.weights)
+        # To the last bit a sum depends on its order: for a run that may be resumed it is that of ranks, not of arrival.
+        in_order = rule.gather == len(clients) and (experiment.snapshot.every or experiment.deaths.goes_on)
+        self.parts: dict[int, Tensor] | None = {} if in_order else None
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
@@ -79,6 +84,11 @@ class Server:
         self.per_answer = sync.steps_a_fetch // sync.push_every
         self.started = len(self.clients) * self.at_once * self.per_answer
 
+    def resume(self) -> None:
+        """Answer all clients of a run that is resumed, as after their last pushes."""
+        self.started, self.read = self.pushes, dict.fromkeys(self.clients, -1)
+        self._let_go(self.clients)
+
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Do what a message of a client asks for."""
         self.inbox = inbox
@@ -86,7 +96,9 @@ class Server:
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
-        self.comm.compute(lambda: self._add(1 / max(1, age) if self.aware else 1.0), cost=2 * len(self.sum))
+        self.comm.compute(
+            lambda: self._add(client, 1 / max(1, age) if self.aware else 1.0), cost=2 * len(self.sum)
+        )
         self.pushes += 1
         self.clock.push(client)
         self.gathered += 1
@@ -99,10 +111,15 @@ class Server:
         else:
             self._wait(client)
 
-    def _add(self, weight: float) -> None:
+    def _add(self, client: int, weight: float) -> None:
         wire = self.inbox[: self.wire_bytes]
         gradient = self.codec.decode(wire, self.decoded) if self.codec else wire.view(self.weights.dtype)
-        if self.gathered:
+        if self.parts is not None:
+            self.parts[client] = gradient.clone()
+            if len(self.parts) == self.rule.gather:
+                torch.sum(torch.stack([self.parts[each] for each in sorted(self.parts)]), 0, out=self.sum)
+                self.parts.clear()
+        elif self.gathered:
             self.sum.add_(gradient, alpha=weight)
         else:
             torch.mul(gradient, weight, out=self.sum)
@@ -189,6 +206,9 @@ class WithBackup(Server):
 class Leaf(Server):
     """A server to a group of workers, and the one client that stands for them to the servers above."""
 
+    kept = (*Server.kept, "above")
+    has_model = False
+
     def __init__(
         self,
         comm: Comm,
@@ -203,6 +223,14 @@ class Leaf(Server):
         super().__init__(comm, clients, answer, experiment, rule, bucket)
         self.above, self.is_free = above, free
         self.given = dict.fromkeys(clients, 0)  # version above of the weights that each client has
+
+    def resume(self) -> None:
+        own = self.weights.clone()
+        self.above.rejoin()
+        self.given = dict.fromkeys(self.clients, self.above.version)
+        if self.has_model:
+            self.weights.copy_(own)
+        super().resume()
 
     def apply(self) -> None:
         known = self.above.version
@@ -250,6 +278,9 @@ class OwnLeaf(Leaf):
     rate 1. In between each group trains by itself, like SINGA's server groups (Ooi et al. 2015).
     """
 
+    kept = (*Leaf.kept, "agreed")
+    has_model = True
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.agreed, self.groups = self.weights.clone(), self.experiment.sync.groups
@@ -272,9 +303,10 @@ class OwnLeaf(Leaf):
         return version, stale, above * self.period, done
 
 
-def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
+def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) -> None:
     """Run this rank as the server or leaf it is."""
-    experiment = outer(experiment)
+    steps, experiment = experiment.steps, outer(experiment)
+    block = steps // experiment.steps  # steps of the workers for one of this server's
     sync, workers = experiment.sync, experiment.workers
     # Servers above leaves with models of their own add up differences of models.
     centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
@@ -310,12 +342,23 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
         servers = {bucket: of_bucket(comm, bucket) for bucket in answers}
         longest = max(max(server.wire_bytes, server.weights.nbytes) for server in servers.values())
         inbox = wire.new_empty(longest)
+
+        def keep(at_end: bool = False) -> None:
+            done = min(server.counts(server.clients[0], 0)[-1] for server in servers.values())
+            keeper.after(servers[min(servers)].pushes, block * done, at_end)
+
+        for bucket, server in servers.items():
+            keeper.hold(**{f"bucket {bucket}": server})
+        for server in servers.values() if keeper.resumed else ():
+            server.resume()
         while any(server.clock for server in servers.values()):
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)
             servers[bucket].take(kind, arrival.source, inbox)
+            keep()
         for server in servers.values():
             server.finish()
+        keep(at_end=True)
         return servers[min(servers)]
 
     wire = next(iter(answers.values())).wire

@@ -1,0 +1,396 @@
+"""Snapshots: the state of every rank, written beside training, from which a run is resumed.
+
+A rank's state is a set of named tensors and numbers with a version.  An object says which of its
+attributes belong to it: ``kept = ("weights", "optimizer")``; other objects among them do the same.
+Each rank writes its own shard, in the safetensors format, which holds no code: under a temporary
+name, synced to the disk, then renamed.  The rank whose shard is the last of a set writes the set's
+manifest; a set without a manifest is none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dlpar import comm
+from dlpar.config.generator import generator
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
+from dlpar.jobs.tail import REFUSAL, attempts_in, lines_of, source_of
+
+if TYPE_CHECKING:
+    from dlpar.comm import Recorder
+    from dlpar.config.experiment import Experiment
+
+ATTEMPT = "attempt.json"
+"""Name of the file with the present attempt of a run that was resumed."""
+
+Tree = Any
+"""State as JSON: numbers, text and None as they are; ``{"tensor": name}``, ``{"list": […]}``, ``{"dict": [[key, …]]}``
+and ``{"object": {attribute: …}}``."""
+
+
+# ---- from objects to named tensors, and back -------------------------------------------
+
+
+def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
+    """Return the state of a thing as a tree, and put copies of its tensors into `tensors`, on the host."""
+    if thing is None or isinstance(thing, (bool, int, float, str)):
+        return thing
+    if isinstance(thing, torch.Tensor):
+        tensors[name] = thing.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(thing, Mapping):
+        pairs = enumerate(thing.items())
+        return {"dict": [[key, taken(value, f"{name}.{n}", tensors)] for n, (key, value) in pairs]}
+    if isinstance(thing, (list, tuple)):
+        return {"list": [taken(each, f"{name}.{n}", tensors) for n, each in enumerate(thing)]}
+    attributes = getattr(thing, "kept", ())
+    return {"object": {a: taken(getattr(thing, a), f"{name}.{a}", tensors) for a in attributes}}
+
+
+def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return a thing with the state of a tree: tensors of the same shape and objects in place, others new."""
+    if not isinstance(tree, dict):
+        return tree
+    (kind, held), *_ = tree.items()
+    if kind == "tensor":
+        found = tensors[held]
+        if not isinstance(thing, torch.Tensor) or thing.shape != found.shape:
+            return found.clone()
+        thing.detach().copy_(found)
+    elif kind == "object":
+        for attribute, value in held.items():
+            before = getattr(thing, attribute)
+            after = put(value, before, tensors)
+            if after is not before:
+                setattr(thing, attribute, after)
+    elif kind == "list":
+        before = list(thing) if isinstance(thing, (list, tuple)) else []
+        before += [None] * (len(held) - len(before))
+        after = [put(value, each, tensors) for value, each in zip(held, before)]
+        return thing if _same(after, thing) else after
+    else:
+        before = thing if isinstance(thing, Mapping) else {}
+        keyed = [(tuple(key) if isinstance(key, list) else key, value) for key, value in held]
+        after = {key: put(value, before.get(key), tensors) for key, value in keyed}
+        return thing if _same(after.values(), before.values()) and list(after) == list(before) else after
+    return thing
+
+
+def _same(after: Any, before: Any) -> bool:
+    """Return whether two collections hold the very same things."""
+    try:
+        return len(after) == len(before) and all(a is b for a, b in zip(after, before))
+    except TypeError:
+        return False
+
+
+class State:
+    """The state of one rank at one moment, on the host.
+
+    Parameters
+    ----------
+    tree : dict
+        For each of the rank's parts its tree.
+    tensors : dict of str to Tensor
+        Its tensors.
+    own, done : int
+        Steps that this rank has done, and global steps.
+    """
+
+    def __init__(self, tree: dict[str, Tree], tensors: dict[str, Tensor], own: int, done: int) -> None:
+        self.tree, self.tensors, self.own, self.done = tree, tensors, own, done
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any], own: int, done: int) -> State:
+        """Copy the state of some objects, by name."""
+        tensors: dict[str, Tensor] = {}
+        return cls({name: taken(thing, name, tensors) for name, thing in parts.items()}, tensors, own, done)
+
+    def restore(self, name: str, thing: Any) -> None:
+        """Give an object the state it had, if it was among the parts."""
+        if name in self.tree:
+            put(self.tree[name], thing, self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def write(self, path: Path) -> None:
+        """Write a shard that is there whole or not at all."""
+        meta = {"tree": json.dumps(self.tree), "own": str(self.own), "done": str(self.done)}
+        body = save(self.tensors, meta | {"crc": str(self._crc())})
+        whole(path, body)
+
+    @classmethod
+    def read(cls, path: Path) -> State:
+        """Read a shard; raises `ValueError` where it is torn or changed."""
+        try:
+            with safe_open(path, "pt") as file:
+                meta = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            state = cls(json.loads(meta["tree"]), tensors, int(meta["own"]), int(meta["done"]))
+            intact = state._crc() == int(meta["crc"])
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path.name} is torn ({error})") from None
+        if not intact:
+            raise ValueError(f"{path.name} was changed after it was written")
+        return state
+
+    def _crc(self) -> int:
+        """Return a checksum of all numbers, in the order of names."""
+        crc = 0
+        for name in sorted(self.tensors):
+            crc = zlib.crc32(self.tensors[name].reshape(-1).view(torch.uint8).numpy(), crc)
+        return crc
+
+
+def whole(path: Path, body: bytes) -> None:
+    """Write a file under a temporary name, sync it, and rename it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+
+
+# ---- sets of shards in a run folder ------------------------------------------------------
+
+
+def shard(folder: Path, step: int, rank: int) -> Path:
+    """Return the file of a rank's shard of the snapshot after `step` global steps."""
+    return folder / SNAPSHOTS / f"step-{step:08d}" / f"rank-{rank}.safetensors"
+
+
+def newest(folder: Path, experiment: Experiment) -> int:
+    """Return the step of the newest snapshot that is whole and fits the experiment.
+
+    Raises
+    ------
+    BadExperiment
+        If there is none; the sentence says why the newest is refused.
+    """
+    why = "it has none: only a run with snapshot.every above 0 writes them"
+    for step in snapshots_in(folder):
+        try:
+            check(folder, step, experiment)
+            return step
+        except ValueError as error:
+            why = f"that after step {step} is refused: {error}"
+    raise BadExperiment(f"run: got {folder.name}, allowed is a run with a snapshot ({why})")
+
+
+def check(folder: Path, step: int, experiment: Experiment) -> None:
+    """Raise `ValueError` unless a snapshot is whole and of this experiment's ranks."""
+    try:
+        manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
+        of = manifest["of"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"its manifest cannot be read ({error})") from None
+    if of != identity(experiment):
+        raise ValueError(f"it is of {of}, and the run is {identity(experiment)}")
+    for rank in range(experiment.ranks):
+        State.read(shard(folder, step, rank))
+
+
+def identity(experiment: Experiment) -> str:
+    """Describe what a snapshot fits, in words: model, scheme, split and ranks."""
+    return f"{experiment}, split {experiment.split}, {experiment.ranks} ranks, seed {experiment.seed}"
+
+
+class Attempt(NamedTuple):
+    """One of the jobs that together make a run.
+
+    Attributes
+    ----------
+    number : int
+        0 for the first; a run that was resumed once has attempt 1.
+    step : int
+        Global steps done before it.
+    began : float
+        Seconds of the run that passed before its ranks were ready.
+    """
+
+    number: int = 0
+    step: int = 0
+    began: float = 0.0
+
+    @classmethod
+    def of(cls, folder: Path) -> Attempt:
+        """Read which attempt the job in a folder is."""
+        with suppress(FileNotFoundError):
+            return cls(*json.loads((folder / ATTEMPT).read_bytes()))
+        return cls()
+
+    def state(self, folder: Path, rank: int) -> State | None:
+        """Return what a rank begins with; None in a first attempt."""
+        return State.read(shard(folder, self.step, rank)) if self.number else None
+
+
+FIRST = Attempt()
+
+
+def begin_attempt(folder: Path, step: int) -> None:
+    """Put the records of earlier attempts aside, and note where the next one begins."""
+    attempts = attempts_in(folder)
+    ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
+    began = max(ends, default=Attempt.of(folder).began)
+    whole(folder / ATTEMPT, json.dumps(Attempt(len(attempts), step, began)).encode())
+    for name in attempts[-1]:
+        (folder / name).rename(folder / f"{source_of(name)}.{len(attempts) - 1}.jsonl")
+    for name in ("summary.json", REFUSAL):
+        (folder / name).unlink(missing_ok=True)
+
+
+# ---- what a rank does ------------------------------------------------------------------
+
+
+_writer = ThreadPoolExecutor(1, "dlpar-snapshot")
+"""Writes shards beside training: one at a time in this process, whatever ranks it holds."""
+
+
+def written() -> None:
+    """Wait until all shards under way are written."""
+    _writer.submit(lambda: None).result()
+
+
+class Death:
+    """The death of one rank on request.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``deaths``, seed and steps.
+    rank : int
+        The rank; servers die on request by ``die`` alone.
+    attempt : int
+        A rank of ``die`` dies in the first attempt; times of ``mtbf`` are drawn anew for each.
+    """
+
+    def __init__(self, experiment: Experiment, rank: int, attempt: int) -> None:
+        deaths, self.rank = experiment.deaths, rank
+        share = deaths.die.get(rank) if attempt == 0 else None
+        self.step = math.inf if share is None else max(1, round(share * experiment.steps))
+        self.time = math.inf
+        if deaths.mtbf is not None and rank < experiment.workers:
+            draw = generator(experiment.seed, "death", attempt, rank)
+            self.time = float(draw.exponential(deaths.mtbf * experiment.workers))
+
+    def after(self, done: int, record: Recorder) -> None:
+        """Die if it is time after `done` global steps: by SIGKILL, or where all ranks share a process by an error."""
+        if done < self.step and (self.time == math.inf or record.comm.now() < self.time):
+            return
+        if record.comm.world.clock == "virtual":
+            raise Died(f"rank {self.rank} died on request after {done} steps")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Died(RuntimeError):
+    """A simulated rank that died on request."""
+
+
+class Keeper(comm.Keeper):
+    """Keep the state of one rank: restore it as a run is resumed, and write it every few steps.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    experiment : Experiment
+        Says how often, and how many snapshots stay.
+    record : Recorder
+        Where a snapshot is written down: a span for the copy a step waits for, an event for the rest.
+    rank : int
+        Of all ranks of the job.
+    attempt : Attempt, optional
+        Which attempt it is, and where that begins.
+    """
+
+    def __init__(
+        self, folder: Path, experiment: Experiment, record: Recorder, rank: int, attempt: Attempt = FIRST
+    ) -> None:
+        self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
+        self.state, self.every = attempt.state(folder, rank), experiment.snapshot.every
+        self.resumed, state = self.state is not None, self.state
+        self.dies = Death(experiment, rank, attempt.number)
+        self.own, self.done = state.own if state else 0, attempt.step
+        self.parts: dict[str, Any] = {}
+        self._writing: Future | None = None
+
+    def hold(self, **parts: Any) -> None:
+        """Count objects among this rank's state; where the run is resumed they get the state they had."""
+        self.parts |= parts
+        if self.state:
+            for name, thing in parts.items():
+                self.state.restore(name, thing)
+
+    def after(self, own: int, done: int, at_end: bool = False) -> None:
+        """Die, or take a snapshot, if one is due after `done` global steps, of which this rank did `own`.
+
+        That of the last step is taken `at_end`, when the scheme has given all ranks the final weights.
+        """
+        self.dies.after(done, self.record)
+        if done >= self.experiment.steps and not at_end:
+            return
+        self.own, before, self.done = own, self.done, done
+        if not self.every or done // self.every == before // self.every:
+            return
+        self._ended()  # at most one copy waits in memory
+        with self.record.span("snapshot"):
+            state = State.of(self.parts, own, done)
+        step = done // self.every * self.every
+        self._writing = _writer.submit(self._write, state, step)
+
+    def close(self) -> None:
+        """Wait until the last snapshot is written."""
+        self._ended()
+
+    def _ended(self) -> None:
+        """Wait for the snapshot under way, and record it; one that fails is no reason to stop training."""
+        if self._writing is not None:
+            done, self._writing = self._writing, None
+            try:
+                self.record.event("snapshot", **done.result())
+            except OSError as error:
+                self.record.event("no snapshot", reason=str(error))
+
+    def _write(self, state: State, step: int) -> dict[str, Any]:
+        path = shard(self.folder, step, self.rank)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        state.write(path)
+        if all(shard(self.folder, step, rank).exists() for rank in range(self.experiment.ranks)):
+            self._commit(path.parent, step)
+        return {"step": step, "bytes": state.nbytes}
+
+    def _commit(self, folder: Path, step: int) -> None:
+        """Make a set of shards a snapshot, and drop older ones; two ranks that do it at once do the same."""
+        manifest = {"step": step, "ranks": self.experiment.ranks, "of": identity(self.experiment)}
+        whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
+        for old in (self.folder / SNAPSHOTS).glob("step-*"):
+            if int(old.name.removeprefix("step-")) < min(kept):
+                _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a snapshot: first what makes it one."""
+    with suppress(OSError):
+        (folder / MANIFEST).unlink()
+    shutil.rmtree(folder, ignore_errors=True)

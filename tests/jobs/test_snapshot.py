@@ -1,0 +1,242 @@
+"""Snapshots: a run that is resumed goes on as if it had never stopped, and nothing that is torn is used."""
+
+import json
+import random
+
+import pytest
+import torch
+
+import dlpar
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.rank import simulate
+from dlpar.jobs.run import Run
+from dlpar.jobs.snapshot import Attempt, State, begin_attempt, newest, put, shard, taken
+from dlpar.jobs.tail import attempts_in
+
+STEPS, DIES = 24, 0.8
+SMALL = {"name": "mlp", "width": 16, "depth": 3}
+CNN = {"name": "cnn", "width": 32, "depth": 2}
+TEXT = {"model": {"name": "transformer", "width": 16, "depth": 2, "heads": 4}, "data": "docstrings"}
+
+
+def trained(**changes):
+    """An experiment whose last rank dies after four fifths of its steps, with a snapshot every third of them."""
+    usual = {
+        "model": SMALL, "workers": 4, "steps": STEPS, "batch": 64, "optimizer": "momentum", "lr": 0.05,
+        "evaluate_every": 6, "snapshot": {"every": 8, "keep": 9}, "cluster": {"world": "simulated"},
+    }  # fmt: skip
+    return dlpar.Experiment(**{**usual, **changes})
+
+
+def simulated(folder, experiment):
+    """The run of an experiment, simulated in this process; a death is an exit status."""
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "experiment.json").write_text(experiment.to_json())
+    status = simulate(folder, experiment, attempt=Attempt.of(folder))
+    return status, Run(folder)
+
+
+def weights(run, step=STEPS):
+    ranks = range(run.experiment.ranks)
+    return [State.read(shard(run.path, step, rank)).tensors["part.replica.weights"] for rank in ranks[:2]]
+
+
+def pipeline(schedule, stages=2, **more):
+    cut = {"kind": "pipeline", "stages": stages, "schedule": schedule}
+    return {"split": cut | {"microbatches": 1 if schedule == "pipedream" else 4}, **more}
+
+
+PS = {"scheme": "ps"}
+LOCAL = {"method": "local", "period": 4}
+
+SYNCHRONOUS = {
+    "ring": {},
+    "adam": {"optimizer": "adam"},
+    "adagrad, overlap": {"optimizer": "adagrad", "sync": {"overlap": True, "bucket_mb": 0.002}},
+    "auto": {"sync": {"allreduce": "auto"}},
+    "ZeRO 1": {"split": {"zero": 1}},
+    "ZeRO 3": {"split": {"zero": 3}},
+    "1-bit": {"compression": "onebit"},
+    "top-k, map-reduce": {"compression": {"codec": "topk", "keep": 0.1}, "sync": "mapreduce"},
+    "map-reduce, sampled": {"sync": {"scheme": "mapreduce", "fraction": 0.6}},
+    "ps": {"sync": PS | {"servers": 2}},
+    "ps, overlap": {"sync": PS | {"servers": 2, "overlap": True, "bucket_mb": 0.002}},
+    "ps, leaves": {"sync": PS | {"groups": 2}},
+    "ps, models of groups": {"sync": PS | {"groups": 2, "group_period": 4}},
+    "ps, push every 4": {"sync": PS | {"push_every": 4}},
+    "ps, 1-bit, pull": {"sync": PS | {"pull": "separate"}, "compression": "onebit"},
+    "gossip": {"sync": "gossip"},
+    "D-PSGD": {"sync": {"scheme": "gossip", "order": "combine_then_adapt"}},
+    "random peers": {"sync": {"scheme": "gossip", "exchange": "random"}},
+    "one peer": {"sync": {"scheme": "gossip", "exchange": "one_peer"}},
+    "push-sum": {"sync": {"scheme": "gossip", "exchange": "push_sum", "topology": "exp2"}},
+    "local": {"averaging": LOCAL},
+    "local, gossip": {"averaging": LOCAL, "sync": "gossip"},
+    "elastic": {"averaging": {"method": "elastic", "period": 4}, "sync": PS},
+    "block momentum": {"averaging": {"method": "block_momentum", "period": 4}},
+    "batch norm": {"model": SMALL | {"norm": "batch"}},
+    "tensor": {"split": {"kind": "tensor", "tensor": 2}},
+    "tensor, ps": {"split": {"kind": "tensor", "tensor": 4}, "sync": PS | {"servers": 4}},
+    "tensor, transformer": {**TEXT, "split": {"kind": "tensor", "tensor": 2}},
+    "spatial": {"model": CNN, "split": {"kind": "spatial", "rows": 2, "columns": 2}},
+    "gpipe": pipeline("gpipe"),
+    "1f1b": pipeline("1f1b"),
+    "interleaved": pipeline("interleaved"),
+    "zb-h1": pipeline("zb-h1"),
+    "pipedream": pipeline("pipedream", stages=4, model=SMALL | {"depth": 5}),
+    "pipedream, ps": pipeline("pipedream", sync=PS | {"servers": 2}),
+    "hybrid": {"workers": 8, "split": {"kind": "hybrid", "stages": 2, "tensor": 2}},
+    "stacking": {"split": {"kind": "stacking", "blocks": 2}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+def test_a_resumed_run_has_losses_and_weights_of_one_never_interrupted(changes, tmp_path):
+    experiment = trained(**changes)
+    _, whole = simulated(tmp_path / "whole", experiment)
+    dying = experiment.replace(deaths={"die": {experiment.workers - 1: DIES}})
+    status, cut = simulated(tmp_path / "cut", dying)
+    assert status == 1 and "died on request" in next(iter(cut.errors.values()))["message"]
+    begin_attempt(cut.path, newest(cut.path, dying))
+    status, resumed = simulated(tmp_path / "cut", dying)
+    assert status == 0
+    assert resumed.curve["loss"].tolist() == whole.curve["loss"].tolist()
+    assert all(map(torch.equal, weights(resumed), weights(whole)))
+    tests = ["step", "accuracy", "loss"]
+    again = resumed.evals.drop_duplicates("step", keep="last")
+    assert again[tests].to_numpy().tolist() == whole.evals[tests].to_numpy().tolist()
+    first, second = resumed.attempts.to_dict("records")
+    assert first["lost"] == first["last"] + 1 - second["first"] and second["last"] == STEPS - 1
+    assert resumed.curve["seconds"].is_monotonic_increasing
+    assert resumed.curve["samples"].tolist() == whole.curve["samples"].tolist()
+
+
+FREE = {
+    "asp": {"sync": PS | {"consistency": "asp"}},
+    "ssp": {"sync": PS | {"consistency": "ssp", "servers": 2, "staleness": 2}},
+    "softsync": {"sync": PS | {"consistency": "softsync", "softsync": 2}},
+    "leaves, asp": {"sync": PS | {"groups": 2, "group_consistency": "asp"}},
+    "Downpour": {"sync": PS | {"consistency": "asp", "push_every": 2, "fetch_every": 4}},
+    "backup worker": {"sync": PS | {"backup": 1}, "batch": 63},
+    "AD-PSGD": {"sync": {"scheme": "gossip", "exchange": "pairwise"}},
+    "Hogwild": {"sync": "hogwild", "optimizer": "sgd"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", FREE.values(), ids=FREE)
+def test_workers_that_run_free_go_on_with_the_version_and_the_steps_they_had(changes, tmp_path):
+    experiment = trained(deaths={"die": {3: DIES}}, **changes)
+    simulated(tmp_path / "cut", experiment)
+    before = {name: (tmp_path / "cut" / name).read_bytes() for name in attempts_in(tmp_path / "cut")[-1]}
+    begin_attempt(tmp_path / "cut", newest(tmp_path / "cut", experiment))
+    status, run = simulated(tmp_path / "cut", experiment)
+    assert status == 0 and run.summary["steps"] == STEPS
+    assert run.curve["step"].tolist() == list(range(STEPS))
+    earlier = {name: (run.path / name).read_bytes() for name in attempts_in(run.path)[0]}
+    assert list(earlier.values()) == list(before.values())  # nothing recorded is lost
+    if "version" in run.records()[-1][1]:
+        versions = [r["version"] for _, r in run.records() if r["k"] == "step"]
+        assert versions[-1] >= run.attempts["first"].iloc[-1]
+
+
+def test_kept_attributes_are_put_back_in_place_and_new_ones_are_made():
+    class Inner:
+        kept = ("numbers", "table")
+
+        def __init__(self):
+            self.numbers, self.table = torch.arange(3.0), {}
+
+    class Outer:
+        kept = ("inner", "count", "parts", "nothing")
+
+        def __init__(self):
+            self.inner, self.count, self.parts, self.nothing = Inner(), 0, [Inner(), Inner()], None
+
+    one, other, tensors = Outer(), Outer(), {}
+    one.count, one.nothing = 7, torch.ones(2)
+    one.inner.table = {(1, 2): torch.zeros(1), 3: "word"}
+    one.parts[1].numbers.mul_(2)
+    tree = json.loads(json.dumps(taken(one, "one", tensors)))
+    address = other.parts[1].numbers.data_ptr()
+    put(tree, other, tensors)
+    assert other.count == 7 and other.inner.table[1, 2].tolist() == [0.0] and other.inner.table[3] == "word"
+    assert other.parts[1].numbers.tolist() == [0, 2, 4] and other.parts[1].numbers.data_ptr() == address
+    assert other.nothing.tolist() == [1, 1]
+
+
+def cut_off(tmp_path):
+    experiment = trained(deaths={"die": {3: DIES}})
+    return simulated(tmp_path / "cut", experiment)[1], experiment
+
+
+def test_a_torn_or_changed_snapshot_is_passed_over(tmp_path):
+    run, experiment = cut_off(tmp_path)
+    assert run.snapshots == [16, 8]
+    path = shard(run.path, 16, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    assert newest(run.path, experiment) == 8
+    path.write_bytes(whole[:-3] + bytes(3))
+    assert newest(run.path, experiment) == 8
+    path.write_bytes(whole)
+    assert newest(run.path, experiment) == 16
+    for step in run.snapshots:
+        shard(run.path, step, 0).unlink()
+    with pytest.raises(BadExperiment, match=r"^run: got cut, allowed is .*after step 8 is refused: rank-0"):
+        newest(run.path, experiment)
+
+
+def test_a_snapshot_of_other_ranks_is_refused_in_a_sentence(tmp_path):
+    run, experiment = cut_off(tmp_path)
+    with pytest.raises(BadExperiment, match=r"it is of .*4 × ring.* and the run is .*2 × ring"):
+        newest(run.path, experiment.replace(workers=2, deaths={"die": {}}))
+
+
+def test_a_set_without_its_last_shard_is_no_snapshot_and_older_ones_go(tmp_path):
+    experiment = trained(snapshot={"every": 4, "keep": 2}, deaths={"die": {3: DIES}})
+    _, run = simulated(tmp_path / "cut", experiment)
+    assert run.snapshots == [16, 12]
+    assert sorted(path.name for path in (run.path / "snapshots").iterdir()) == [
+        "step-00000012",
+        "step-00000016",
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_job_is_resumed_in_its_folder(tmp_path):
+    experiment = trained(cluster={"world": "real"}, workers=2, delays={"kind": "constant", "delay_ms": 20.0})
+    whole = dlpar.launch(experiment.replace(delays="none")).wait()
+    job = dlpar.launch(experiment)
+    job.wait_steps(random.randrange(9, 20))
+    with pytest.raises(BadExperiment, match="which still goes on"):
+        dlpar.resume(job.run)
+    job.kill(random.randrange(2))
+    with pytest.raises(dlpar.JobFailed, match="killed by SIGKILL"):
+        job.wait()
+    resumed = dlpar.resume(job.run).wait()
+    assert resumed.path == job.folder and resumed.status == "done"
+    assert resumed.curve["loss"].tolist() == whole.curve["loss"].tolist()
+    assert all(map(torch.equal, weights(resumed), weights(whole)))
+    assert list(resumed.attempts["status"]) == ["failed", "done"]
+    assert resumed.steps[["rank", "step"]].duplicated().sum() == 0
+    with pytest.raises(BadExperiment, match="which is done"):
+        dlpar.resume(resumed)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"averaging": {"method": "local", "period": 3}}, "snapshot.every: got 8, allowed with period 3 is a multiple"),
+        ({"cluster": {"world": "simulated", "messages": "sizes"}}, "allowed with .* is values: sizes are no state"),
+        ({"deaths": {"die": {4: 0.5}}}, "deaths.die: got rank 4, allowed with 4 ranks is 0 to 3"),
+        ({"deaths": "shrink", "split": {"zero": 1}}, "a part of the state would be lost"),
+        ({"deaths": "spare", "split": {"kind": "tensor"}}, "a part of the model would be lost"),
+        ({"deaths": "shrink", "sync": "hogwild", "optimizer": "sgd"}, "its ranks share what one of them holds"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_the_run(changes, said):
+    with pytest.raises(BadExperiment, match=said):
+        trained(**changes)
