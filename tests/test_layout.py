@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlpar"
 
 BUDGETS = {
-    "(top)": 580, "data": 420, "comm": 310, "collectives": 310, "compression": 300, "sync": 1_550, "split": 1_600,
-    "config": 970, "worlds": 2580, "jobs": 2_400, "theory": 960, "systems": 1_200, "lab": 4600, "course": 2033,
-    "classroom": 990, "cli": 1420,
+    "(top)": 620, "data": 420, "comm": 310, "collectives": 310, "compression": 300, "sync": 1_800, "split": 1_615,
+    "config": 1_030, "worlds": 2580, "jobs": 2_750, "theory": 960, "systems": 1_200, "lab": 4603, "course": 2033,
+    "classroom": 990, "cli": 1_480,
 }  # fmt: skip
 """Lines of code of each room at most: neither blank, nor comment, nor docstring."""
 
-FILES, AT_THE_TOP = 240, 22
+FILES, AT_THE_TOP = 250, 22
 SCHEME_FILES = 6
 """Files at most that name one scheme; a course may talk about all of them."""
 

@@ -56,6 +56,9 @@ class Other(tuple):
 
 ANY, NONE, SOME = Other(), ("none",), Other(["none"])
 
+GOES_ON = ("shrink", "spare")
+"""What the others do when a rank dies, other than end."""
+
 RULES: tuple[Rule, ...] = (
     # With this field at one of these values, that field has one of those, because.
     ("model.name", ("linear",), "data.name", ("diabetes",), "it predicts a number"),
@@ -75,13 +78,11 @@ RULES: tuple[Rule, ...] = (
     ("averaging.method", SOME, "sync.regularizer", NONE, "the driver sees models, not losses"),
     ("averaging.method", SOME, "sync.overlap", (False,), "what is exchanged is not a gradient"),
     ("snapshot.every", Other([0]), "cluster.messages", ("values",), "sizes are no state"),
-    ("deaths.goes_on", (True,), "cluster.messages", ("values",), "sizes are no state to go on from"),
-    ("deaths.goes_on", (True,), "split.kind", ("data",), "a part of the model would be lost"),
-    ("deaths.goes_on", (True,), "split.zero", (0,), "a part of the state would be lost"),
-    ("deaths.goes_on", (True,), "sync.survives", (True,), "its ranks share what one of them holds"),
-    ("deaths.goes_on", (True,), "averaging.method", NONE, "workers are apart between two exchanges"),
-    ("deaths.goes_on", (True,), "cluster.carrier", ("auto", "mpi"), "only MPI tells who died (ULFM)"),
-    ("deaths.goes_on", (True,), "cluster.device", ("auto", "cpu"), "only MPI tells who died (ULFM)"),
+    *if_chosen("deaths.on_death", GOES_ON, "a part of the state would be lost",
+               {"cluster.messages": ("values",), "split.kind": ("data",), "split.zero": (0,),
+                "averaging.method": NONE}),
+    *if_chosen("deaths.on_death", GOES_ON, "only MPI tells who died (ULFM)",
+               {"cluster.carrier": ("auto", "mpi"), "cluster.device": ("auto", "cpu")}),
     ("cluster.messages", ("sizes",), "model.norm", ("none", "batch"), "its forward pass exchanges nothing"),
     ("cluster.world", ("real", "paced"), "cluster.messages", ("values",), "its ranks are processes"),
     ("cluster.world", ("real",), "cluster.stand_in_for", (None,), "what is charged there is what is done"),
@@ -177,6 +178,8 @@ def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
     for name, every in e.periods.items():
         if e.snapshot.every % every:
             yield "snapshot.every", f"with {name} {every} is a multiple of {every}"
+    if e.deaths.goes_on and not e.sync.survives:
+        yield "deaths.on_death", f"with sync {e.sync} is end: its ranks share what one of them holds"
     for rank in e.deaths.die:
         if not 0 <= rank < e.ranks:
             yield "deaths.die", f"with {e.ranks} ranks is 0 to {e.ranks - 1}", f"rank {rank}"

@@ -139,7 +139,9 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
             of = {
                 word: kind.model_fields[name] for word, kind in kind_of.items() if name in kind.model_fields
             }
-            inner = of.get(str(getattr(value, head)), next(iter(of.values()), several[0].model_fields.get(name)))
+            inner = of.get(
+                str(getattr(value, head)), next(iter(of.values()), several[0].model_fields.get(name))
+            )
             now = getattr(value, name, inner.get_default())
             yield Setting(f"{part}.{name}", inner, now, of if has_kinds else {})
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlpar.collectives import ALLREDUCE, HALVES, own_chunk
-from dlpar.collectives.auto import measured, quickest, quickest_allreduce
+from dlpar.collectives.auto import Speed, measured, quickest, quickest_allreduce
 from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Ring(Scheme):
     """Every rank is a worker; each step all of them wait for the slowest."""
 
-    kept: tuple[str, ...] = ("optimizer", "collective")
+    kept: tuple[str, ...] = ("optimizer", "collective", "speed")
+    _speed: Speed | None = None
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -69,13 +70,22 @@ class Ring(Scheme):
     def _quickest(self) -> Collective:
         """Measure the ranks' speed with a chunk of the longest bucket, and choose by it."""
         comm, buckets = self.comm, self.replica.buckets
-        speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
-        names = [quickest(comm.size, bucket.nbytes, speed) for bucket in buckets]
+        self._speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
+        names = [quickest(comm.size, bucket.nbytes, self._speed) for bucket in buckets]
         self.chosen = {**self.chosen, "allreduce": names}
         if comm.rank == 0:
             chosen = ", ".join(f"{name} for {n} of {len(names)}" for name, n in Counter(names).items())
             print(f"allreduce auto: {chosen} buckets", flush=True)
-        return partial(quickest_allreduce, speed=speed)
+        return partial(quickest_allreduce, speed=self._speed)
+
+    @property
+    def speed(self) -> list[float] | None:
+        """The speed measured for the choice; a resumed run keeps it, and so the algorithms and their rounding."""
+        return self._speed and list(self._speed)
+
+    @speed.setter
+    def speed(self, speed: list[float]) -> None:
+        self.collective = partial(quickest_allreduce, speed=Speed(*speed))
 
 
 class ShardedOptimizer(Ring):

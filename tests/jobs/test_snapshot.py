@@ -234,8 +234,8 @@ def test_a_killed_job_is_resumed_in_its_folder(tmp_path):
         ({"cluster": {"world": "simulated", "messages": "sizes"}}, "allowed with .* is values: sizes are no state"),
         ({"deaths": {"die": {4: 0.5}}}, "deaths.die: got rank 4, allowed with 4 ranks is 0 to 3"),
         ({"deaths": "shrink", "split": {"zero": 1}}, "a part of the state would be lost"),
-        ({"deaths": "spare", "split": {"kind": "tensor"}}, "a part of the model would be lost"),
-        ({"deaths": "shrink", "sync": "hogwild", "optimizer": "sgd"}, "its ranks share what one of them holds"),
+        ({"deaths": "spare", "split": {"kind": "tensor"}}, "a part of the state would be lost"),
+        ({"deaths": "shrink", "sync": "hogwild", "optimizer": "sgd"}, "allowed with sync hogwild is end"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_the_run(changes, said):
