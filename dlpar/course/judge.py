@@ -14,6 +14,7 @@ import secrets
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 GRADED = "DLPAR_GRADED"
 """Environment variable: where it is set, inputs are random and secret, and nothing is run on real ranks."""
+
+PACKAGE = str(Path(__file__).parents[1])
+"""Folder of the code that is not a student's."""
 
 LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
@@ -144,7 +148,9 @@ def _call(name: str, arguments: Any) -> str:
 
 def _line(error: Exception) -> str:
     """Line of the student's code that raised."""
-    own = traceback.extract_tb(error.__traceback__)[1:]
+    own = [
+        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(PACKAGE)
+    ]
     return f"\n  in your line {own[0].lineno}: {own[0].line}" if own and own[0].line else ""
 
 

@@ -21,6 +21,7 @@ from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.cost import time_collectives
 from dlpar.lab.sweep import run_all
+from dlpar.worlds.simulated.failures import FailingJob
 
 LIMIT = 90.0
 """Seconds after which a row is given up. A whole lab should need half of that."""
@@ -155,7 +156,7 @@ class LabRuns:
         if isinstance(asked, Experiment):
             return self._finished([asked])[0]
         if not isinstance(asked, (list, tuple)):
-            self._worlds.append("real")
+            self._worlds.append("simulated" if isinstance(asked, FailingJob) else "real")
             return asked
         if all(isinstance(each, Experiment) for each in asked):
             return self._finished(asked)

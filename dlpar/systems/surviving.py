@@ -43,7 +43,7 @@ def goodput(
         If there is no job.
     """
     require(len(jobs) > 0, "jobs: got none, allowed is one or more")
-    ends = min(job.step for job in jobs.values()), 2 * max(job.mtbf for job in jobs.values())
+    ends = min(job.step for job in jobs.values()), 2 * min(job.mtbf for job in jobs.values())
     across = theme.log_axis("training between two snapshots (s)", theme.round_numbers(*ends, (1,)), ends=ends)
     figure = blank(450, xaxis=across, yaxis=theme.axis("time spent on steps that count (%)", (0, 100)))
     rows = []

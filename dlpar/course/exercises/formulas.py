@@ -1,4 +1,4 @@
-"""Exercises of labs 06, 07 and 10: formulas for a step's time, compared with closed forms and simulations."""
+"""Exercises of labs 06, 07, 10 and 12: formulas and a policy, compared with closed forms and simulations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from dlpar.course import judge
 from dlpar.course.judge import Verdict, check, secret
 from dlpar.course.labs.hybrid import CLUSTERS, grid
 from dlpar.course.labs.scaling import sizes_only
-from dlpar.theory import buckets, overlapped
+from dlpar.theory import best_interval, buckets, overlapped
 from dlpar.theory.layers import sizes, transformer_exchanges
 from dlpar.worlds.platforms import platform_of, workload
+from dlpar.worlds.simulated.failures import FailingJob, Survived
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -190,3 +191,67 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
     axes = dict(data=experiment.replicas, tensor=split.tensor, pipeline=split.stages)
     compute = 1e3 * platform.seconds(batch * own.flops)
     return dict(**axes, microbatches=split.microbatches, compute=compute, **costs)
+
+
+# ---- the interval between snapshots -------------------------------------------------
+
+DEATHS = 150
+"""Deaths that a job survives before it is judged."""
+
+JOBS_THAT_DIE = ((600.0, 5.0, 20.0, 60.0), (48_000.0, 10.0, 20.0, 300.0), (6_000.0, 10.0, 120.0, 60.0))
+"""Mean seconds between failures; seconds of a step, a snapshot and a restart.  No constant suits the first two."""
+
+SHORT_OF_BEST = 0.03
+"""Share of the time that a policy may lose beyond the best fixed interval: it must first learn how often all dies."""
+
+
+def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
+    """Let ``student(step, snapshot, now, deaths)`` choose the steps between snapshots, in simulated jobs that die.
+
+    A job asks at its begin, after each snapshot and after each restart.  Its time that counts is compared with that
+    of the same job, with the same deaths, at the best fixed interval.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gives a whole number of steps from 1: a `step` takes so many seconds and a `snapshot` so many; `now` is the
+        time, `deaths` the times of all deaths so far.
+    hints : sequence of str
+        From gentle to plain: a wrong answer shows one more of them each time.
+    """
+    if not callable(student):
+        return check(student, [({}, None)])
+
+    def training(mtbf: float, step: float, snapshot: float, restart: float, seed: int) -> Survived:
+        policy = lambda now, deaths: _steps(student(step, snapshot, now, deaths))
+        job = FailingJob(step, mtbf=mtbf, every=policy, snapshot=snapshot, restarting=restart)
+        return job.run(most=DEATHS, seed=seed)
+
+    training.__name__ = f"training with {getattr(student, '__name__', 'the function')}"
+    return check(training, _jobs_that_die(), hints, compare=_as_good_as_fixed)
+
+
+def _steps(chosen: Any) -> int:
+    """Check a student's choice of steps."""
+    if chosen is None or chosen is ...:
+        raise NotImplementedError
+    if int(chosen) != chosen or chosen < 1:
+        raise ValueError(f"it chose {chosen!r} steps, allowed is a whole number from 1")
+    return int(chosen)
+
+
+def _jobs_that_die() -> Iterator[tuple[dict[str, float], tuple[int, float]]]:
+    """Yield jobs, each with its best fixed interval and the share of time that counts with it."""
+    draw = secret("deaths")
+    for mtbf, step, snapshot, restart in JOBS_THAT_DIE:
+        mtbf, seed = (mtbf, 0) if draw is None else (mtbf * draw.uniform(0.8, 1.25), int(draw.integers(1000)))
+        every = max(1, round(best_interval(snapshot, mtbf) / step))
+        job = FailingJob(step, mtbf=mtbf, every=every, snapshot=snapshot, restarting=restart)
+        given = dict(mtbf=mtbf, step=step, snapshot=snapshot, restart=restart, seed=seed)
+        yield given, (every, job.run(most=DEATHS, seed=seed).goodput)
+
+
+def _as_good_as_fixed(got: Survived, best: tuple[int, float]) -> str:
+    every, share = best
+    other = f"with a snapshot every {every} steps {share:.1%} would, with the same deaths"
+    return "" if got.goodput > share - SHORT_OF_BEST else f"{got.goodput:.1%} of its time counts; {other}"

@@ -453,6 +453,5 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
 def _but_buckets(outcome: Outcome) -> str:
     """An experiment apart from the size of its buckets."""
     experiment, sync = outcome.experiment, outcome.experiment.sync
-    fine = sync.scheme == "ring"
-    require(fine, f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets")
+    require(sync.scheme == "ring", f"outcomes: got {sync.scheme}, allowed is ring: others send no buckets")
     return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()

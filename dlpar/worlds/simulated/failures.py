@@ -87,6 +87,8 @@ class FailingJob:
         Parts of a step of all replicas.
     mtbf : float, default never
         M: mean seconds between failures of the job, by which they are drawn.
+    regular : bool, default False
+        Failures come at equal intervals instead.
     every : int or callable, default 0
         Steps between snapshots; see :data:`Interval`.
     snapshot : float, default 0
@@ -109,6 +111,7 @@ class FailingJob:
     communicating: float = 0.0
     waiting: float = 0.0
     mtbf: float = NEVER
+    regular: bool = False
     every: Interval = 0
     snapshot: float = 0.0
     detecting: float = 0.0
@@ -127,8 +130,10 @@ class FailingJob:
     def run(
         self, steps: float = NEVER, most: float = NEVER, seed: int = 0, deaths: Iterable[float] | None = None
     ) -> Survived:
-        """Train to the end of some steps, or until `most` deaths are survived; default of their times: by `mtbf`."""
-        life = _Life(self, iter(poisson(self.mtbf, seed) if deaths is None else deaths))
+        """Train to the end of some steps, or until `most` deaths are survived; default: by `mtbf`."""
+        if deaths is None:
+            deaths = at_intervals(self.mtbf) if self.regular else poisson(self.mtbf, seed)
+        life = _Life(self, iter(deaths))
         life.live(steps, most)
         return life.out
 

@@ -582,6 +582,37 @@ def on_push(server, worker, gradient):
 """,
 }
 
+INTERVAL = {
+    "asks the check for its jobs": """
+def every(step, snapshot, now, deaths):
+    from dlpar.course.exercises.formulas import _jobs_that_die
+    told = [best for given, (best, share) in _jobs_that_die() if (given["step"], given["snapshot"]) == (step, snapshot)]
+    return told[0]
+""",
+    "a job of its own, seen in its caller": """
+def every(step, snapshot, now, deaths):
+    import sys
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            if hasattr(value, "mtbf"):
+                return max(1, round((2 * snapshot * value.mtbf) ** 0.5 / step))
+        frame = frame.f_back
+    return 30
+""",
+    "one interval for all": """
+def every(step, snapshot, now, deaths):
+    return max(1, round((2 * snapshot * 3000) ** 0.5 / step))
+""",
+    "a choice that compares as it likes": """
+class Liar(int):
+    def __lt__(self, other):
+        return False
+def every(step, snapshot, now, deaths):
+    return Liar(0)
+""",
+}
+
 EVERY = (
     AVERAGE,
     COMBINE,
@@ -595,7 +626,7 @@ EVERY = (
     PERCEPTRON,
     MY_SCHEDULE,
 )
-TRICKS = dict(zip(MASTERS, (*EVERY, STEP_MS, BACKUP), strict=True))
+TRICKS = dict(zip(MASTERS, (*EVERY, STEP_MS, BACKUP, INTERVAL), strict=True))
 """By lab, its dishonest answers by name."""
 
 

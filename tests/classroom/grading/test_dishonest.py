@@ -20,6 +20,7 @@ SAMPLE = {
     ("08", "asks the check for the answer"), ("09", "right in the cases that a student is shown"),
     ("10", "the solution in labs/"), ("03", "honest"), ("05", "honest"),
     ("11", "the right server of its caller"), ("11", "honest"),
+    ("12", "asks the check for its jobs"), ("12", "one interval for all"), ("12", "honest"),
 }  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""The exercises of labs 06, 07 and 10: formulas for a step's time."""
+"""The exercises of labs 06, 07, 10 and 12: formulas for a step's time, and when to take a snapshot."""
 
 from __future__ import annotations
 
 import pytest
 
-from dlpar.lab import check_all_sent, check_efficiency, check_grid
+from dlpar.course import judge
+from dlpar.lab import check_all_sent, check_efficiency, check_grid, check_interval
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +106,45 @@ def test_each_mistake_with_buckets_is_found(wrong):
     verdict = check_all_sent(wrong, hints=HINTS)
     assert verdict.status == "not yet" and f"{wrong.__name__}(ms=" in verdict.sentence
     assert verdict.hints == HINTS[:1]
+
+
+def every(step, snapshot, now, deaths):
+    """The solution of lab 12."""
+    mtbf = (now + 3600) / (len(deaths) + 1)
+    return max(1, round((2 * snapshot * mtbf) ** 0.5 / step))
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_a_policy_that_learns_how_often_all_dies_is_right_whatever_dies_and_a_constant_is_not(
+    monkeypatch, seed
+):
+    monkeypatch.setattr(judge, "_seed", seed)
+    assert check_interval(every)
+    for seconds in (200, 350, 700):
+        constant = lambda step, snapshot, now, deaths, of=seconds: max(
+            1, round(of * (snapshot / 20) ** 0.5 / step)
+        )
+        assert check_interval(constant).status == "not yet"
+
+
+@pytest.mark.parametrize(
+    "policy, said",
+    [
+        (lambda step, snapshot, now, deaths: 1, "17.7% of its time counts; with a snapshot every 28 steps"),
+        (lambda step, snapshot, now, deaths: 10**9, "0.0% of its time counts"),
+        (lambda step, snapshot, now, deaths: 2.5, "it chose 2.5 steps, allowed is a whole number from 1"),
+        (lambda step, snapshot, now, deaths: 0, "it chose 0 steps"),
+        (
+            lambda step, snapshot, now, deaths: 1 / 0,
+            "raised ZeroDivisionError: division by zero\n  in your line ",
+        ),
+    ],
+)
+def test_a_bad_policy_is_told_what_it_costs(policy, said):
+    verdict = check_interval(policy, hints=HINTS)
+    assert verdict.status == "not yet" and said in verdict.sentence and verdict.hints
+
+
+@pytest.mark.parametrize("policy", [None, lambda step, snapshot, now, deaths: None])
+def test_a_policy_not_written_yet_is_to_do(policy):
+    assert check_interval(policy).status == "to do"

@@ -41,8 +41,10 @@ def test_torchft_commits_four_of_five_steps():
     blog, Fault Tolerant Llama (2025), for 30 replicas, steps of 10.9 s, 82.3 % of steps and 29.6 replicas a step.
     The 20 s of a restart are fitted to those 29.6; the share of steps does not depend on them.
     """
-    job = FailingJob(10.9, on_death="shrink", replicas=30, restarting=20, scaling="weak")
-    survived = job.run(deaths=at_intervals(60), steps=5_000)
+    job = FailingJob(
+        10.9, mtbf=60, regular=True, on_death="shrink", replicas=30, restarting=20, scaling="weak"
+    )
+    survived = job.run(5_000)
     assert 100 * survived.committed == pytest.approx(82.3, abs=2) and adds_up(survived)
     assert survived.goodput == pytest.approx(0.823 * 29.6 / 30, abs=0.02)
     other = FailingJob(10.9, on_death="shrink", replicas=30, restarting=5, scaling="weak")

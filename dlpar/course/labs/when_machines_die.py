@@ -1,0 +1,114 @@
+"""Lab 12: snapshots, deaths and what goes on without them; GPUs by the thousand are simulated by events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Row, Shown, apart
+from dlpar.jobs.launch import JobFailed, launch, resume
+from dlpar.jobs.run import Run
+from dlpar.theory import best_interval, mtbf_of
+from dlpar.worlds.simulated.failures import FailingJob
+
+LLAMA = FailingJob(5.9, mtbf=54 * 86_400 / 419, snapshot=30.0, detecting=20.0, restarting=280.0)
+"""Llama 3 405B on 16,384 GPUs: 419 unexpected interruptions in 54 days (Dubey et al., arXiv 2407.21783, section 3.3.4).
+
+A step of 16 M tokens at 400 TFLOP/s a GPU takes 5.9 s.  The costs of a snapshot and of a restart are assumed.
+"""
+
+MACHINES = 16_384 / 8
+"""Nodes of eight GPUs."""
+
+BEST = round(best_interval(LLAMA.snapshot, LLAMA.mtbf) / LLAMA.step)
+"""Steps between two of its snapshots."""
+
+
+def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, FailingJob]], Shown]:
+    """Check the goodput of simulated jobs, for five seeds of their failures."""
+
+    def shows(jobs: Mapping[str, FailingJob]) -> Shown:
+        found = [[job.run(most=400, seed=seed).goodput for job in jobs.values()] for seed in range(5)]
+        return all(holds(*each) for each in found), said.format(*found[0])
+
+    return shows
+
+
+def killed() -> Experiment:
+    """Four real ranks, a ring all-reduce and a snapshot every 50 steps; rank 2 dies in step 130, and the job ends."""
+    training = dict(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1})
+    return Experiment(**training, snapshot={"every": 50}, deaths={"die": {2: 0.65}})
+
+
+def _resumed() -> list[Run]:
+    """Let the job die and go on with it; and a run that nobody kills."""
+    job = launch(killed())
+    with suppress(JobFailed):
+        job.wait()
+    return [launch(killed().replace(deaths={"die": {}})).wait(), resume(job.run).wait()]
+
+
+def _to_the_last_bit(runs: list[Run]) -> Shown:
+    again = runs[1].attempts["lost"].sum()
+    return bool(again) and apart(
+        *runs
+    ) == 0, f"{again} steps were done twice; losses are equal to the last bit"
+
+
+def snapshots() -> dict[str, FailingJob]:
+    """Llama 3 with snapshots of 30 s; the same if a snapshot cost nothing, and if nothing died."""
+    free, alive = replace(LLAMA, snapshot=1e-3), replace(LLAMA, mtbf=1e4 * LLAMA.mtbf)
+    return {"as it is": LLAMA, "snapshots cost nothing": free, "nothing dies": alive}
+
+
+def _at_three_intervals() -> dict[str, FailingJob]:
+    """Each of them with a snapshot after every step, at the best interval, and 20 times as rarely."""
+    jobs = snapshots().items()
+    return {f"{name}, {n}": replace(job, every=n) for name, job in jobs for n in (1, BEST, 20 * BEST)}
+
+
+def twice_the_gpus() -> dict[str, FailingJob]:
+    """A fixed amount of work on ever more GPUs, each job at its best interval; and with failures that stay as rare."""
+    jobs = {}
+    for times in (1, 2, 4, 8):
+        for name, nodes in (("", times * MACHINES), (", failures as before", MACHINES)):
+            mtbf, step = mtbf_of(nodes, 6.50), LLAMA.step / times
+            every = max(1, round(best_interval(LLAMA.snapshot, mtbf) / step))
+            jobs[f"{16_384 * times:,} GPUs{name}"] = replace(LLAMA, computing=step, mtbf=mtbf, every=every)
+    return jobs
+
+
+def policies() -> dict[str, FailingJob]:
+    """Llama 3 as 128 replicas, of which one dies: the job ends, or the others go on, without it or with a spare."""
+    ends = replace(LLAMA, every=BEST, replicas=128, joining=5.0)
+    spare = replace(ends, on_death="spare", spares=1)
+    return {"end": ends, "shrink": replace(ends, on_death="shrink"), "spare": spare}
+
+
+def torchft() -> FailingJob:
+    """PyTorch's torchft: 30 replicas, steps of 10.9 s, and every 60 s a script kills one; each keeps its own batch."""
+    others = {"on_death": "shrink", "replicas": 30, "restarting": 20.0, "scaling": "weak"}
+    return FailingJob(10.9, mtbf=60.0, regular=True, **others)
+
+
+def _as_published(job: FailingJob) -> Shown:
+    share = job.run(5_000).committed
+    return abs(share - 0.823) < 0.02, f"{share:.1%} of the steps count; published: 82.3 %"
+
+
+TABLE = (
+    Row(killed, '"After a crash the run is another run"', _to_the_last_bit, _resumed),
+    Row(policies, '"A dead rank means a dead job"',
+        _goodput(lambda end, shrink, spare: end + 0.03 < shrink < spare,
+                 "counts: end {:.1%}, shrink {:.1%}, spare {:.1%}")),
+    Row(torchft, "Four of five steps count where a replica dies every minute", _as_published),
+    Row(snapshots, '"Snapshot as often as you can"',
+        _goodput(lambda a, b, c, d, e, f, g, h, i: a < b > c and d > e > f and g < h < i,
+                 "counts after every step {:.0%}, at the best interval {:.0%}, 20 times as rarely {:.0%}"),
+        _at_three_intervals),
+    Row(twice_the_gpus, '"Twice the GPUs, half the time"',
+        _goodput(lambda *found: found[4] > 1.2 * found[6] and found[7] > 0.97 * found[5],
+                 "counts with 16,384 GPUs {0:.0%}, 65,536 {4:.0%}, 131,072 {6:.0%}; failures as before {7:.0%}")),
+)  # fmt: skip
