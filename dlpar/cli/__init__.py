@@ -192,7 +192,8 @@ def _allowed(option: str, name: str) -> str:
 
 # ---- stopping -------------------------------------------------------------------
 
-STOPS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+STOPS = {number: number.name for number in (signal.SIGTERM, signal.SIGHUP)}
+STOPS |= {signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "time limit"}  # Slurm's --signal=B:USR1@60
 """Signals that stop a command, and their names for people."""
 
 

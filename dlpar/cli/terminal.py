@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlpar.cli import Stops
+from dlpar.cli import STOPS, Stops
 from dlpar.cli.tables import ages, table
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import Job
@@ -203,6 +203,6 @@ def follow(job: Job, stops: Stops, silent: bool) -> None:
                 view.look()
             time.sleep(LOOK)
         if stops.asked is not None:
-            job.stop()
+            job.stop(reason=STOPS[stops.asked])
         if view:
             view.look(last=True)

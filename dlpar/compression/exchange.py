@@ -74,7 +74,7 @@ class CompressedAllreduce:
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
         """Replace `bucket`, shape (n,), by the sum over ranks of what is delivered of it.
 
-        A bucket is recognised by its place in the gradient and its length.
+        A bucket is known again by its place in the gradient and its length.
         """
         codec, rank, size, n = self.codec, comm.rank, comm.size, len(bucket)
         slices = bucket.tensor_split(size)  # rank r owns slice r + 1, as in a ring

@@ -40,6 +40,10 @@ _TAGS = (
 _LEFT = re.compile(r"due to process rank (\d+) with PID \d+ .{0,100}?exiting\s+improperly", re.S)
 _SIGNAL = re.compile(r"process rank (\d+).{0,200}?exited on\s+signal (\d+)", re.S)
 _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re.S)
+_TASK = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (?:Exited with exit code (\d+)|(\w.*))$", re.M)
+_LOST = re.compile(r"lost communication with a remote daemon.*?Remote daemon: +\S+ on node (\S+)", re.S)
+_UNHEARD = "Timed out waiting for job step to complete"
+"""The words of srun where a node has not even said that its ranks were ended."""
 
 
 class Outcome(NamedTuple):
@@ -96,20 +100,38 @@ def outcome(folder: Path, returncode: int) -> Outcome:
         return _of_errors(errors)
     if refused := text_of(folder / REFUSAL):
         return Outcome("failed", refused)
+    log = _log(folder)
+    if lost := _lost_host(folder, log):
+        return lost
     if returncode == 0:
         return _unfinished(folder) or Outcome("done", "all ranks finished")
     if returncode < 0:
         return Outcome("failed", f"mpiexec was killed by {_signal(-returncode)}")
-    log = _log(folder)
-    killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
+    killed, exited, left, task = (kind.search(log) for kind in (_SIGNAL, _STATUS, _LEFT, _TASK))
     found, simulated = killed or exited or left, (folder / f"{ALL_RANKS}.jsonl").exists()
     rank = number_in(folder / RUNNING) if simulated else int(found[1]) if found else None
     who, how = name_of(folder, rank), f"with status {exited[2] if exited else returncode}: {_last_words(log)}"
+    if task:  # Slurm names a signal in words
+        how = f"with status {task[3]}: {_last_words(log)}" if task[3] else f"by a signal: {task[4]}"
+        return Outcome("failed", f"{name_of(folder, int(task[2]))} ended {how}", int(task[2]))
     if killed:
         reason = f"{who} was killed by {_signal(int(killed[2]))}"
     else:
         reason = f"{who} {LEFT}" if left else f"{who if exited or simulated else 'mpiexec'} ended {how}"
     return Outcome("failed", reason, rank)
+
+
+def _lost_host(folder: Path, log: str) -> Outcome | None:
+    """Name a host that vanished, by the words of the launcher, and the first of the ranks that were on it."""
+    hosts: dict[str, int] = {}
+    for rank in sorted(files := rank_files(folder)):
+        hosts.setdefault(_header(files[rank]).get("host", ""), rank)
+    vanished = _LOST.findall(log)
+    if _UNHEARD in log:
+        vanished = [host for host in hosts if host not in {task[0] for task in _TASK.findall(log)}]
+    if not vanished:
+        return None
+    return Outcome("failed", f"host {vanished[0]} is down or cannot be reached", hosts.get(vanished[0]))
 
 
 def _signal(number: int) -> str:
@@ -133,8 +155,15 @@ def name_of(folder: Path, rank: int | None) -> str:
     if (folder / f"{ALL_RANKS}.jsonl").exists():
         running, of_all = number_in(folder / RUNNING), "the process of all ranks"
         return of_all if running is None else f"rank {running} (in {of_all})"
-    role = _header(folder / f"rank-{rank}.jsonl").get("role", "worker")
-    return f"rank {rank}" if role == "worker" else f"rank {rank} ({role})"
+    header = _header(folder / f"rank-{rank}.jsonl")
+    role, name = header.get("role", "worker"), f"rank {rank}{_elsewhere(header)}"
+    return name if role == "worker" else f"{name} ({role})"
+
+
+def _elsewhere(header: Record) -> str:
+    """Return words for the host of a rank, unless that is this machine."""
+    here = os.uname().nodename
+    return f" on {host}" if (host := header.get("host", here)) != here else ""
 
 
 def _unfinished(folder: Path) -> Outcome | None:
@@ -172,7 +201,8 @@ def where_ranks_are(folder: Path) -> str:
     """Ask every rank for its stack, and name the line of code at which each stands."""
     kill(still_ranks(pids_of(folder)), signal.SIGUSR1)
     time.sleep(0.2)
-    said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(rank_files(folder))[:16]]
+    files = rank_files(folder)
+    said = [f"rank {r}{_elsewhere(_header(files[r]))} {_stands(folder, r)}" for r in sorted(files)[:16]]
     return "; ".join(said) or "no rank has started"
 
 

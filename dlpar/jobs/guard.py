@@ -31,6 +31,9 @@ START = {"warm": 30.0, "cold": 120.0}
 SUMMARISED = 64 << 20
 """Bytes of records summed up before the job is over; a reader sums up a longer run."""
 
+ELSEWHERE = 1.2
+"""Seconds in which the starter may end ranks on other machines, before it is ended itself."""
+
 LOG_LIMIT = 64 << 20
 """Bytes of log.txt at most: a rank that prints in a loop must not fill the disk."""
 
@@ -119,9 +122,9 @@ class Guardian:
 
     def _hear_owner(self, source: int) -> None:
         """End the job: its owner has said so through the pipe 0, or has ended."""
-        said = source == 0 and os.read(0, 100)
+        said = os.read(0, 100) if source == 0 else b""
         gone = "the process that started it has ended, so it was stopped"
-        self.end("stopped", "stopped by its owner" if said else gone)
+        self.end("stopped", said.decode().strip() if said else gone)
 
     def _hear_signal(self, pipe: int) -> None:
         for number in os.read(pipe, 100):
@@ -259,6 +262,10 @@ class Guardian:
     def _clean_up(self) -> None:
         """Leave no process and no file of the job outside its run folder."""
         ranks, mpiexec = [*diagnosis.pids_of(self.folder)], self.mpiexec
+        if not self.spec["one_host"]:  # only the starter, our one child, reaches ranks on other machines
+            starter = [pid for pid in self._below() if processes.parent_of(pid) == os.getpid()]
+            processes.kill(starter, signal.SIGTERM)
+            processes.wait_gone(starter, ELSEWHERE)
         if mpiexec is not None and mpiexec.poll() is None:
             processes.kill([pid for pid in self._below() if pid != mpiexec.pid])
             processes.wait_gone([mpiexec.pid], 0.3)

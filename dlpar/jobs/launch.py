@@ -175,10 +175,10 @@ class Job:
             so_far.add(tail.read())
         return run
 
-    def stop(self, timeout: float = 10.0) -> None:
+    def stop(self, timeout: float = 10.0, reason: str = "stopped by its owner") -> None:
         """End the job and wait until nothing of it is left; does nothing if it has ended."""
         with suppress(OSError, ValueError):
-            self._guardian.stdin.write(b"stop\n")
+            self._guardian.stdin.write(reason.encode() + b"\n")
             self._guardian.stdin.close()
         self._wait_ended(timeout)
 

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from dlpar.config.paths import read_plain
 from dlpar.jobs.scratch import Scratch
+
+ANSWER = 10.0
+"""Seconds in which another host says its name."""
 
 
 class NoMPI(RuntimeError):
@@ -53,6 +57,7 @@ class Starter:
             if self.dialect in ("srun", "plain"):
                 why = "takes no hostfile; it starts ranks where its scheduler says"
                 raise NoMPI(f"cluster.hostfile: {self.path} {why}")
+            _check_names(hostfile)
             flags += ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
         return [self.path, *flags, "-n", str(ranks), *program]
 
@@ -103,6 +108,39 @@ def on_one_host(starter: Starter, hostfile: str | None) -> bool:
     return hostfile is None and starter.dialect != "srun" and nodes == 1
 
 
+def _check_names(hostfile: str) -> None:
+    """Refuse hosts that call themselves alike: Open MPI's launcher would wait for the second one for ever.
+
+    It asks every other host by the agent that the launcher will use; one that does not answer is left to that.
+    """
+    agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
+    lines = read_plain(hostfile).decode(errors="replace").splitlines()
+    with suppress(OSError):  # there is no agent
+        for host in {words[0] for line in lines if (words := line.partition("#")[0].split())}:
+            if not _is_here(host):
+                quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+                asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
+    owners = {os.uname().nodename: "this machine"}
+    for host, answer in asked.items():
+        name = ""
+        with suppress(subprocess.TimeoutExpired):
+            name = answer.communicate(timeout=ANSWER)[0].strip()
+        answer.kill()
+        if name and owners.setdefault(name, host) != host:
+            alike = f"{host} calls itself {name!r}, as {owners[name]} does"
+            raise NoMPI(
+                f"cluster.hostfile: {alike}; each host needs a name of its own, or the launcher hangs"
+            )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host's address is one of this machine's own."""
+    with suppress(OSError, UnicodeError), socket.socket() as trial:
+        trial.bind((socket.gethostbyname(host), 0))
+        return True
+    return False
+
+
 def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool) -> dict[str, str]:
     """Return our environment with settings for a quick, quiet, private start; the user's own settings win.
 
@@ -131,6 +169,16 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
             "OMPI_MCA_btl_sm_backing_directory": str(scratch.memory),
             "OMPI_MCA_osc_sm_backing_directory": str(scratch.memory),
             "PRTE_MCA_prte_tmpdir_base": str(scratch.folder),
+        }
+    else:
+        settings |= {
+            # Over one TCP connection the word that a receiver is ready waits behind what it sends itself, and
+            # one direction of an exchange often begins when the other has ended: half the rate.
+            "OMPI_MCA_btl_tcp_links": "2",
+            # A host that has vanished says nothing: look after 2 s of silence, once a second, three times.
+            "PRTE_MCA_oob_tcp_keepalive_time": "2",
+            "PRTE_MCA_oob_tcp_keepalive_intvl": "1",
+            "PRTE_MCA_oob_tcp_keepalive_probes": "3",
         }
     return {**settings, **os.environ, **own}
 

@@ -74,7 +74,7 @@ class Page(anywidget.AnyWidget):
         self._replace()
 
     def tell(self, **state: Any) -> None:
-        """Change the state; only changed parts are told."""
+        """Change the state; what is as before is not told again."""
         with self._guard:
             changed = {name: value for name, value in state.items() if self.state.get(name, ...) != value}
             self.state |= changed

@@ -79,7 +79,7 @@ def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_tol
     lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack]
     (tmp_path / "rank-0.stack").write_text("Current thread 0x01 (most recent call first):\n" + "".join(lines))
     (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
-    said = "rank 0 is in ring_allreduce (ring.py:60, called at <cell>:3), waiting in recv"
+    said = "rank 0 on another is in ring_allreduce (ring.py:60, called at <cell>:3), waiting in recv"
     assert diagnosis.where_ranks_are(tmp_path) == said
 
 
@@ -95,3 +95,42 @@ def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
     )
     (tmp_path / "rank-1.jsonl").write_text('{"k": "end"}\n')
     assert diagnosis.outcome(tmp_path, 0)[0] == "done"
+
+
+OPEN_MPI = """
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-a-273@0,0] on node a
+  Remote daemon: [prterun-a-273@0,1] on node b
+"""
+
+SLURM = """
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+srun: error: a: task 0: Exited with exit code 14
+srun: error: Timed out waiting for job step to complete
+"""
+
+
+@pytest.mark.parametrize(("log", "status"), [(OPEN_MPI, 0), (SLURM, 1)], ids=["Open MPI", "Slurm"])
+def test_a_host_that_vanished_is_named(log, status, tmp_path):
+    """Open MPI's launcher ends with status 0 after such a report."""
+    (tmp_path / "log.txt").write_text(log)
+    for rank, host in enumerate("aabb"):
+        (tmp_path / f"rank-{rank}.jsonl").write_text(f'{{"k": "rank", "rank": {rank}, "host": "{host}"}}\n')
+    assert diagnosis.outcome(tmp_path, status) == ("failed", "host b is down or cannot be reached", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("srun: error: b: task 1: Killed", "rank 1 on b ended by a signal: Killed"),
+        (
+            "[rank 1] no memory\nsrun: error: b: tasks 1-3: Exited with exit code 3",
+            "rank 1 on b ended with status 3: [rank 1] no memory",
+        ),
+    ],
+)
+def test_a_rank_that_ended_under_slurm_is_named_with_its_host(said, told, tmp_path):
+    (tmp_path / "log.txt").write_text(f"srun: error: first\n{said}\n")
+    (tmp_path / "rank-1.jsonl").write_text('{"k": "rank", "rank": 1, "host": "b"}\n')
+    assert diagnosis.outcome(tmp_path, 137) == ("failed", told, 1)
