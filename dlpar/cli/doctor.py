@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dlpar.cli import FAILED, AsJSON
+from dlpar.cli import FAILED, AsJSON, BadRequest
 from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
@@ -48,7 +48,7 @@ MEET = 4.0
 """Seconds two bare MPI processes may take to meet."""
 
 
-def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
+def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | None = None) -> int:
     """Say what this machine can run.
 
     It tells the number of ranks and threads, the carrier and the reasons; what is broken, and how to repair
@@ -58,12 +58,16 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
     ----------
     calibrate : flag
         Measure it as the platform `here`, in half a minute.
+    hostfile : FILE
+        With --calibrate, measure the link between the first two hosts of this Open MPI hostfile, too.
     """
+    if hostfile and not calibrate:
+        raise BadRequest("--hostfile: got a file, allowed without --calibrate is none")
     if calibrate:
         from dlpar.cli.platforms import print_platform  # these load much more than a diagnosis needs
         from dlpar.theory import calibrate as measuring
 
-        print_platform(measuring.calibrate(measuring.THOROUGH), as_json)
+        print_platform(measuring.calibrate(measuring.THOROUGH, hostfile), as_json)
         return 0
     machine = look()
     findings, advice = diagnose(machine), advise(machine)

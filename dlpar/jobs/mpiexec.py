@@ -108,15 +108,24 @@ def on_one_host(starter: Starter, hostfile: str | None) -> bool:
     return hostfile is None and starter.dialect != "srun" and nodes == 1
 
 
+def hosts_of(hostfile: str) -> dict[str, int | None]:
+    """Return the hosts of an Open MPI hostfile, and the slots of each; None where it does not say."""
+    hosts: dict[str, int | None] = {}
+    for line in read_plain(hostfile).decode(errors="replace").splitlines():
+        if words := line.partition("#")[0].split():
+            slots = re.search(r"slots *= *(\d+)", line)
+            hosts[words[0]] = (hosts.get(words[0]) or 0) + int(slots[1]) if slots else None
+    return hosts
+
+
 def _check_names(hostfile: str) -> None:
     """Refuse hosts that call themselves alike: Open MPI's launcher would wait for the second one for ever.
 
     It asks every other host by the agent that the launcher will use; one that does not answer is left to that.
     """
     agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
-    lines = read_plain(hostfile).decode(errors="replace").splitlines()
     with suppress(OSError):  # there is no agent
-        for host in {words[0] for line in lines if (words := line.partition("#")[0].split())}:
+        for host in hosts_of(hostfile):
             if not _is_here(host):
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)

@@ -6,11 +6,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from dlpar.config.experiment import Experiment
+from dlpar.config.experiment import BadExperiment, Experiment
 from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.config.schema import shown
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.launch import Job, spmd
+from dlpar.jobs.launch import Job, check_machine, spmd
+from dlpar.jobs.mpiexec import hosts_of
 from dlpar.theory.collectives import fitted
 from dlpar.theory.layers import sizes
 from dlpar.worlds.platforms import Device, Link, Platform, platform
@@ -32,12 +35,17 @@ RANKS = 64
 LIMIT = 60.0
 """Seconds a run may take."""
 
+FAR = (16, 1 << 20, 1 << 22)
+"""Bytes of messages between hosts: switches and rate limits let through some 100 kB faster than they can go on."""
+
 SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
 """Fields of every run."""
 
 
-def calibrate(runs: int = QUICK) -> Platform:
+def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
     """Measure this machine, and keep the figures as the platform ``here``.
+
+    With a hostfile the platform has its hosts as nodes, all like this machine, and the link of the first two.
 
     Parameters
     ----------
@@ -45,11 +53,17 @@ def calibrate(runs: int = QUICK) -> Platform:
         Runs of each kind of training, at least 1.  The quickest counts, so that more of them are steadier:
         3 take some ten seconds, 9 half a minute.
 
+    hostfile : str, optional
+        An Open MPI hostfile of two hosts or more.
+
     Raises
     ------
     JobFailed, NoMPI, TimeoutError
         If ranks cannot be run here.
+    BadExperiment
+        If the hostfile is none, or names fewer hosts.
     """
+    cluster = between_hosts(hostfile) if hostfile else {"devices": RANKS}
     measure = lambda comm: (there_and_back(comm), comm.world.eager)
     times, eager = spmd(measure, workers=2, timeout=LIMIT)[0]
     several = cores() > 1  # else ranks take turns, and an exchange shows nothing but that
@@ -66,10 +80,36 @@ def calibrate(runs: int = QUICK) -> Platform:
         f"turns, and no prediction holds"
     )
     inside = Link(_rounded(link.latency), _rounded(link.bandwidth))
-    found = Platform(name=HERE, source=source, device=device, devices=RANKS, inside=inside, eager=eager)
+    found = Platform(name=HERE, source=source, device=device, inside=inside, eager=eager, **cluster)
     file = private_folder(here_file().parent) / here_file().name
     file.write_text(found.model_dump_json(exclude_unset=True, indent=1) + "\n")
     return platform(HERE)
+
+
+def between_hosts(hostfile: str) -> dict[str, Any]:
+    """Return the nodes of a platform, the devices of each, and the link between them, for the hosts of a hostfile.
+
+    Half of the messages that training sends pass one that comes.  Where these share what the
+    link or the processors can do, both directions are slower than one alone: the mean of their times counts.
+    """
+    check_machine(Experiment(workers=2, cluster={"hostfile": hostfile}))
+    hosts = hosts_of(hostfile)
+    if len(hosts) < 2:
+        raise BadExperiment(
+            f"cluster.hostfile: got {shown(hostfile)}, allowed here is one of two hosts or more"
+        )
+    measure = lambda comm: [there_and_back(comm, FAR, 9, both) for both in (False, True)]
+    with tempfile.NamedTemporaryFile("w", suffix=".hosts", dir=runtime_folder()) as pair:
+        pair.write("".join(f"{host} slots=1\n" for host in list(hosts)[:2]))
+        pair.flush()
+        alone, passing = spmd(measure, workers=2, timeout=LIMIT, hostfile=pair.name)[0]
+    link = fitted(FAR, [(a + p) / 2 for a, p in zip(alone, passing)])
+    devices = min(slots or cores() for slots in hosts.values())
+    return {
+        "nodes": len(hosts),
+        "devices": devices,
+        "between": Link(_rounded(link.latency), _rounded(link.bandwidth)),
+    }
 
 
 def computing(few: float, many: float) -> Device:

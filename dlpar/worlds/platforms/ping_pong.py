@@ -13,9 +13,12 @@ SIZES = tuple(4**k for k in range(2, 11))
 """Bytes of a ping-pong's messages: 16 B to 1 MB."""
 
 
-def there_and_back(comm: Comm, sizes: Sequence[int] = SIZES, repeats: int = 31) -> list[float]:
-    """Time round trips between two ranks: for each size, half of the quickest of `repeats`, in seconds.
+def there_and_back(
+    comm: Comm, sizes: Sequence[int] = SIZES, repeats: int = 31, both: bool = False
+) -> list[float]:
+    """Time messages between two ranks: for each size, the quickest of `repeats`, in seconds.
 
+    A message and its answer take two times one; with `both`, two messages pass each other, as in a ring.
     The quickest counts: others waited for a core, not for the link.
     """
     import torch  # here: the sizes alone do not need it
@@ -23,14 +26,17 @@ def there_and_back(comm: Comm, sizes: Sequence[int] = SIZES, repeats: int = 31) 
     quickest = []
     for size in sizes:
         ball, times = torch.zeros(size, dtype=torch.uint8), []
+        other = torch.zeros_like(ball)
         for _ in range(repeats + 1):  # the first one warms up
             began = comm.now()
-            if comm.rank == 0:
+            if both:
+                comm.sendrecv(ball, 1 - comm.rank, other, 1 - comm.rank)
+            elif comm.rank == 0:
                 comm.send(ball, 1)
                 comm.recv(ball, 1)
             else:
                 comm.recv(ball, 0)
                 comm.send(ball, 0)
-            times.append((comm.now() - began) / 2)
+            times.append((comm.now() - began) / (1 if both else 2))
         quickest.append(min(times[1:]))
     return quickest

@@ -1,0 +1,170 @@
+"""Jobs on two hosts: network namespaces on this machine, joined by a wire of 100 Mbit/s.  Only root may make them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import eventually
+
+from dlpar import Run, runs
+from dlpar.jobs import mpiexec
+from dlpar.jobs.processes import die_with_parent
+
+PROGRAMS = ("unshare", "nsenter", "ip", "tc")
+MISSING = [name for name in PROGRAMS if not shutil.which(name)] + ["root"] * (os.getuid() != 0)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"HOSTS ARE NOT TESTED: missing here: {', '.join(MISSING)}"),
+]
+
+HOST = """
+hostname {own}
+printf '127.0.0.1 localhost\\n10.77.0.1 one\\n10.77.0.2 two\\n' >{folder}/hosts
+mount --bind {folder}/hosts /etc/hosts
+ip link set lo up
+echo ready
+exec sleep 1000
+"""
+WIRE = "ip addr add 10.77.0.{number}/24 dev wire; ip link set wire up; tc qdisc add dev wire root tbf {queue}"
+QUEUE = "rate 100mbit burst 64kb latency 12ms"
+
+
+class Hosts:
+    """Two hosts that are gone with this process; `names` are what they call themselves."""
+
+    def __init__(self, folder: Path, names: tuple[str, str] = ("one", "two")) -> None:
+        self.hosts = []
+        for name in names:
+            script = HOST.format(own=name, folder=folder)
+            alone = ["unshare", "--net", "--uts", "--mount", "bash", "-ec", script]
+            host = subprocess.Popen(alone, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+            self.hosts.append(host)
+            assert host.stdout.readline() == b"ready\n"
+        one, two = (host.pid for host in self.hosts)
+        subprocess.run(
+            f"ip link add wire netns {one} type veth peer name wire netns {two}", shell=True, check=True
+        )
+        for number, pid in ((1, one), (2, two)):
+            done = subprocess.run(self.on(pid, "sh", "-ec", WIRE.format(number=number, queue=QUEUE)))
+            assert done.returncode == 0
+        agent = folder / "agent"
+        agent.write_text(f'#!/bin/bash\nshift\nexec {" ".join(self.on(two))} bash -c "$*"\n')
+        agent.chmod(0o755)
+        self.file = folder / "hostfile"
+        self.file.write_text("one slots=1\ntwo slots=1\n")
+        self.environment = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+
+    def on(self, pid: int, *command: str) -> list[str]:
+        return ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", f"--wd={os.getcwd()}", *command]
+
+    def begin(self, *command: str) -> subprocess.Popen:
+        """Start a command on the first host."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = self.on(self.hosts[0].pid, *command)
+        return subprocess.Popen(command, env=self.environment, preexec_fn=die_with_parent, **pipes)
+
+    def train(self, *flags: str) -> subprocess.Popen:
+        dlpar = [sys.executable, "-m", "dlpar.cli", "run", "--workers", "2", "--threads", "1", "--json"]
+        return self.begin(*dlpar, "--hostfile", str(self.file), "--timeout", "20", *flags)
+
+    def pull_the_plug(self) -> None:
+        subprocess.run(self.on(self.hosts[1].pid, "ip", "link", "set", "wire", "down"), check=True)
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.kill()
+            host.wait()
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    hosts = Hosts(tmp_path)
+    yield hosts
+    hosts.close()
+
+
+def test_a_hostfile_gives_hosts_and_their_slots(tmp_path):
+    (tmp_path / "hosts").write_text("# two racks\na slots=2\n b slots = 4 # new\n\nc\na slots=1\n")
+    assert mpiexec.hosts_of(str(tmp_path / "hosts")) == {"a": 3, "b": 4, "c": None}
+
+
+def test_a_host_that_vanishes_is_named_and_nothing_is_left_on_it(hosts):
+    before = {run.id for run in runs()}
+    job = hosts.train("--steps", "1000000")
+    run = eventually(lambda: [run for run in runs() if run.id not in before], 60, "there is a run")[0]
+    eventually(lambda: len(set(run.steps["rank"])) == 2, 90, "both ranks train")
+    assert list(run.ranks["host"]) == ["one", "two"]
+    hosts.pull_the_plug()
+    _, said = job.communicate(timeout=20)
+    assert job.returncode == 1 and said.startswith("dlpar run: host two is down or cannot be reached")
+    assert run.reason == "host two is down or cannot be reached" and run._end()["rank"] == 1
+    mine = lambda: [p for p in psutil.process_iter(["cmdline"]) if str(run.path) in (p.info["cmdline"] or [])]
+    eventually(lambda: not mine(), 15, "no rank is left, on the host that is cut off neither")
+
+
+def test_hosts_of_one_name_are_refused(tmp_path):
+    """Open MPI's launcher would wait for ever."""
+    hosts, began = Hosts(tmp_path, ("one", "one")), time.monotonic()
+    _, said = hosts.train().communicate(timeout=60)
+    hosts.close()
+    sentence = (
+        "cluster.hostfile: two calls itself 'one', as this machine does; each host needs a name of its own"
+    )
+    assert sentence in said and time.monotonic() - began < 30
+
+
+RING = ["--width", "1024", "--batch", "32", "--steps", "14"]
+PIPELINE = [
+    "--width",
+    "128",
+    "--batch",
+    "1400",
+    "--steps",
+    "40",
+    "--split",
+    "pipeline",
+    "--microbatches",
+    "4",
+]
+MEASURE = "import sys, json; from dlpar.theory.calibrate import between_hosts as b; p = b(sys.argv[1]); "
+MEASURE += "print(json.dumps({**p, 'between': p['between'].model_dump()}))"
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("flags", [RING, PIPELINE], ids=["ring", "pipeline"])
+def test_two_hosts_train_as_fast_as_simulated_on_the_link_that_was_measured(hosts, flags, tmp_path):
+    measuring = hosts.begin(sys.executable, "-c", MEASURE, str(hosts.file))
+    nodes = json.loads(measuring.communicate(timeout=60)[0])
+    assert 10.5e6 < nodes["between"]["bandwidth"] < 12.5e6 and nodes["nodes"] == 2
+    said, complaint = hosts.train("--evaluate-every", "0", *flags).communicate(timeout=90)
+    assert said, complaint
+    steps = Run(json.loads(said)["run"]).steps.query("step > 2")
+    seconds = float(steps.groupby("rank")["t"].diff().median())
+    core = {"name": "core", "flops": 1e15, "overhead": float(steps["compute"].median())}
+    platform = {"name": "two", "device": core, "inside": nodes["between"], **nodes}
+    (tmp_path / "two.json").write_text(json.dumps(platform))
+    paper = [
+        "--workers",
+        "2",
+        "--world",
+        "simulated",
+        "--messages",
+        "sizes",
+        "--platform",
+        f"{tmp_path}/two.json",
+    ]
+    simulated = subprocess.run(
+        [sys.executable, "-m", "dlpar.cli", "run", "--json", *paper, *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    batch = int(flags[flags.index("--batch") + 1])
+    assert batch / seconds == pytest.approx(json.loads(simulated.stdout)["samples_per_s"], rel=0.1)
