@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,10 @@ def goodput(
         x, y = zip(*own)
         figure.add_scatter(x=x, y=y, **theme.result(name, colour, "simulated", symbol))
         if job.on_death == "end":
-            _formulas(figure, job, np.geomspace(*ends, 200), colour, name)
+            _formulas(figure, job, np.geomspace(*ends, 200), colour)
+    if any(job.on_death == "end" for job in jobs.values()):  # one entry of each in the legend, for all jobs
+        figure.add_scatter(x=[None], y=[None], **theme.predicted_line("exact form"))
+        figure.add_scatter(x=[None], y=[None], **_thin("Young's formula", theme.GREY))
     if asked:
         figure.add_scatter(x=[asked] * 2, y=[0, 100], **theme.predicted_line("you said", theme.ASKED))
     best = [max((row for row in rows if row[0] == name), key=lambda row: row[2]) for name in jobs]
@@ -65,18 +69,24 @@ def goodput(
     return captioned(figure, f"Simulated, the best of these intervals: {said}.", (heads, rows))
 
 
-def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str, name: str) -> None:
+def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) -> None:
     """Draw the exact form, and faintly Young's first order with a stroke at its maximum."""
     recovery, at = job.detecting + job.restarting, young_interval(job.snapshot, job.mtbf)
     shares = [100 * exact(interval, job.snapshot, job.mtbf, recovery) for interval in across]
-    figure.add_scatter(x=across, y=shares, **theme.predicted_line(f"{name}, exact", colour))
-    across = np.append(across[across < at], [at, *across[across > at]])
+    figure.add_scatter(x=across, y=shares, **theme.predicted_line("exact form", colour), showlegend=False)
+    across = np.sort([*across, at])
     first = 100 * (1 - job.snapshot / across - across / 2 / job.mtbf - recovery / job.mtbf)
-    marker = {"symbol": "line-ns", "size": 16 * (across == at), "line": {"width": 2, "color": colour}}
-    thin = {"mode": "lines+markers", "opacity": theme.FAINT, "line": {"color": colour, "width": 1}}
+    y = np.where(first > 0, first, np.nan)
     figure.add_scatter(
-        x=across, y=np.where(first > 0, first, np.nan), name=f"{name}, Young", marker=marker, **thin
+        x=across, y=y, **_thin("Young's formula", colour, 16 * (across == at)), showlegend=False
     )
+
+
+def _thin(name: str, colour: str, sizes: Any = 0) -> theme.Look:
+    """Thin line with strokes of these sizes across it."""
+    marker = {"symbol": "line-ns", "size": sizes, "line": {"width": 2, "color": colour}}
+    line = {"mode": "lines+markers", "opacity": theme.FAINT, "line": {"color": colour, "width": 1}}
+    return {"name": name, "marker": marker, **line}
 
 
 def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
