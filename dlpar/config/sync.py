@@ -71,6 +71,12 @@ class SyncPart(PartWithRules):
         return {name: getattr(self, name) // parts for name in ("servers", "groups") if hasattr(self, name)}
 
 
+FACTORED: dict[str, Any] = {
+    "sync.overlap": (False,), "split.kind": ("data",), "averaging.method": NONE, "compression.codec": NONE,
+    "cluster.messages": ("values",), "shards": ("iid", "by_label"),
+}  # fmt: skip
+"""Settings with factors instead of gradients: these belong to whole batches and whole layers."""
+
 ALLREDUCES = ["ring", "library", "star", "tree", "double_tree", "halving_doubling", "hierarchical", "auto"]
 """All-reduces by name."""
 
@@ -81,8 +87,7 @@ class Ring(SyncPart):
     implementation = "dlpar.sync.ring:Ring"
     rules = if_chosen(
         "sync.factors", (True,), "replicas exchange factors of whole batches and layers",
-        {"sync.overlap": (False,), "split.kind": ("data",), "split.zero": (0,), "averaging.method": NONE,
-         "compression.codec": NONE, "cluster.messages": ("values",), "shards": ("iid", "by_label")})  # fmt: skip
+        {**FACTORED, "split.zero": (0,)})  # fmt: skip
 
     scheme: Literal["ring"] = Field("ring", title="sync")
     """Scheme by which replicas agree."""
@@ -128,13 +133,7 @@ class ParameterServer(SyncPart):
     implementation = "dlpar.sync.parameter_server:ParameterServer"
     rules = (
         ("sync.staleness_aware", (True,), "optimizer", ("sgd", "momentum"), "others undo this division"),
-        (
-            "sync.staleness_aware",
-            (True,),
-            "sync.group_consistency",
-            ("bsp",),
-            "a leaf hides how old a push is",
-        ),
+        ("sync.staleness_aware", (True,), "sync.group_consistency", ("bsp",), "a leaf hides how old a push is"),
         *if_chosen("sync.group_consistency", ("asp",), "a leaf passes on each push of its group",
                    {"sync.groups": Other([0]), "sync.consistency": ("bsp", "asp")}),
         *if_chosen("sync.group_period", Other([0]), "groups average whole models, each after updates of its own",
@@ -143,6 +142,8 @@ class ParameterServer(SyncPart):
         *if_chosen("sync.fetch_every", Other([0]), "a worker fetches by itself, and not at every push",
                    {"sync.consistency": ("asp",), "sync.groups": (0,), "sync.overlap": (False,),
                     "averaging.method": NONE}),
+        *if_chosen("sync.factors", (True,), "a push has the factors of a whole batch and of whole layers",
+                   {**FACTORED, "sync.push_every": (1,), "sync.groups": (0,)}),
         ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
         ("sync.overlap", (True,), "sync.push_every", (1,), "a bucket is pushed as soon as it is finished"),
         *if_chosen("sync.backup", Other([0]), "of a step, the last whole pushes to the one server are dropped",
@@ -175,6 +176,8 @@ class ParameterServer(SyncPart):
     """Updates that a leaf makes on a model of its own between two averages with the other groups; 0: no own model."""
     staleness_aware: Annotated[bool, Only("sync.consistency", "ssp", "asp", "softsync")] = Field(False)
     """Divide the learning rate of a push by its staleness."""
+    factors: bool = Field(False)
+    """Push activations and errors of a fully connected layer where these are shorter than its gradient (Adam)."""
     overlap: bool = Field(False)
     """Send a bucket while the backward pass still computes the next."""
     bucket_mb: float = Field(25.0, gt=0, le=4096)

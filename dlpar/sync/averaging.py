@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlpar import sync
+from dlpar.comm import Comm
+from dlpar.config.experiment import Experiment
+from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
-    from dlpar.config.experiment import Experiment
-    from dlpar.replica import Replica
+from dlpar.sync.sketch import Sketch
 
 
 def outer(experiment: Experiment) -> Experiment:
@@ -55,10 +55,7 @@ class Averaging(Scheme):
     kept = ("inner", "optimizer", "agreed", "own")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
-        from dlpar.sync import exchange
-        from dlpar.sync.sketch import Sketch
-
-        self.inner = exchange(outer(experiment), comm, replica)
+        self.inner = sync.exchange(outer(experiment), comm, replica)
         # After the inner scheme, which may have moved the weights.
         super().__init__(experiment, comm, replica)
         self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"

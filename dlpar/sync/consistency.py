@@ -96,3 +96,8 @@ def consistency(sync: ParameterServer, clients: int) -> Consistency:
         "asp": Consistency(),
         "softsync": Consistency(gather=clients // sync.softsync),
     }[sync.consistency]
+
+
+def of_group(sync: ParameterServer, workers: int) -> Consistency:
+    """The consistency of a leaf server, for a group of so many workers."""
+    return Consistency() if sync.group_consistency == "asp" else Consistency(gather=workers, bound=0)

@@ -7,6 +7,7 @@ section 4.2).  Project Adam sends them to its servers (Chilimbi et al., OSDI 201
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from dlpar.collectives import ring_allgather
 from dlpar.comm import Comm
+from dlpar.compression import Codec
 from dlpar.config.experiment import Experiment
 
 
@@ -22,6 +24,7 @@ def are_shorter(rows: int, inputs: int, outputs: int, ranks: int) -> bool:
 
     A rank passes on the factors of N - 1 ranks, ``(N-1) · rows · (in + out)`` numbers, or sends ``2 (N-1)/N ·
     out · (in + 1)``. `rows` is each rank's number of samples, times the positions of a text.
+    To S servers it sends ``S · rows · (in + out)`` or ``out · (in + 1)`` numbers, like a ring of 2 S ranks.
     """
     return rows * (inputs + outputs) * ranks < 2 * outputs * (inputs + 1)
 
@@ -35,18 +38,23 @@ class Factors:
         Its forward passes are watched.
     rows : sequence of int
         Samples of each rank in a step, times the positions of a text.
+
+    Attributes
+    ----------
+    shape : (int, int, int, bool)
+        Most rows of a rank, inputs, outputs, and whether there is a bias.
     """
 
     def __init__(self, layer: nn.Linear, rows: list[int]) -> None:
         self.layer, self.rows = layer, rows
+        self.shape = max(rows), layer.in_features, layer.out_features, layer.bias is not None
         self.activations: list[Tensor] = []
         self.errors: list[Tensor] = []
         layer.register_forward_hook(self._watch)
 
     def _watch(self, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         if output.requires_grad:
-            activations = given[0].detach().flatten(0, -2)
-            output.register_hook(partial(self._keep, activations))
+            output.register_hook(partial(self._keep, given[0].detach().flatten(0, -2)))
 
     def _keep(self, activations: Tensor, errors: Tensor) -> None:
         self.activations.append(activations)
@@ -58,29 +66,54 @@ class Factors:
         It replaces what the own backward pass left there.  Where a rank has few rows this sends fewer bytes
         than an all-reduce: see :func:`are_shorter`.
         """
-        own = torch.cat([torch.cat(self.activations), torch.cat(self.errors)], dim=1).to(gradient.dtype)
-        self.activations.clear()
-        self.errors.clear()
+        own = self.take(gradient.dtype)
         width = own.shape[1]
         everyones = comm.empty(sum(self.rows) * width, gradient.dtype)
         parts = list(everyones.split([rows * width for rows in self.rows]))
         parts[comm.rank].copy_(own.flatten())
         ring_allgather(comm, [parts[-1], *parts[:-1]])  # chunk r + 1 is rank r's
-        comm.compute(
-            partial(self._multiply, everyones.view(-1, width)), cost=2 * len(own) * comm.size * width
-        )
+        code, wire = FactorCode(0, 1, sum(self.rows), *self.shape[1:]), everyones.view(torch.uint8)
+        comm.compute(partial(code.decode, wire, gradient), cost=2 * len(own) * comm.size * width)
 
-    def _multiply(self, everyones: Tensor) -> None:
-        activations, errors = everyones.split([self.layer.in_features, self.layer.out_features], dim=1)
-        torch.mm(errors.T, activations, out=self.layer.weight.grad)
-        if self.layer.bias is not None:
-            torch.sum(errors, dim=0, out=self.layer.bias.grad)
+    def take(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
+        """Return this rank's factors of a step side by side, with zeros below them up to so many rows."""
+        own = torch.cat([torch.cat(self.activations), torch.cat(self.errors)], dim=1).to(dtype)
+        self.activations.clear()
+        self.errors.clear()
+        return nn.functional.pad(own, (0, 0, 0, max(0, rows - len(own))))
+
+
+@dataclass
+class FactorCode(Codec):
+    """Factors as a server reads them: a push of `rows`, from which it computes its own range of the gradient.
+
+    A bucket is a layer's bias, and behind it the weight; its range is number `part` of `parts`.
+    """
+
+    part: int
+    parts: int
+    rows: int
+    inputs: int
+    outputs: int
+    has_bias: bool
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return self.rows * (self.inputs + self.outputs) * dtype.itemsize
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        """Return factors, shape (rows, inputs + outputs), as bytes."""
+        return tensor.view(-1).view(torch.uint8)
+
+    def _decode(self, wire: Tensor, into: Tensor) -> None:
+        activations, errors = wire.view(into.dtype).view(self.rows, -1).tensor_split([self.inputs], dim=1)
+        whole = [errors.sum(dim=0)] * self.has_bias + [(errors.T @ activations).view(-1)]
+        into.copy_(torch.cat(whole).tensor_split(self.parts)[self.part])
 
 
 def factored(model: nn.Module, experiment: Experiment, ranks: int) -> list[Factors]:
     """Watch the fully connected layers of a model whose factors are shorter than their gradients."""
     positions = experiment.data.context if experiment.model.name == "transformer" else 1
-    rows = [experiment.local_batch(rank) * positions for rank in range(ranks)]
+    rows = [experiment.local_batch(rank) * positions for rank in range(experiment.workers)]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     return [
         Factors(layer, rows)

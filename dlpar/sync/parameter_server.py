@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from dlpar.comm.base import Collective
 from dlpar.compression import ErrorFeedback, codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.replica import Replica
+from dlpar.sync.factors import factored
 from dlpar.sync.scheme import Scheme
 
 
@@ -40,11 +42,16 @@ class ParameterServer(Scheme):
         self.every, self.fetch = sync.push_every, sync.steps_a_fetch
         self.overlap, self.backup = sync.overlap, experiment.backup
         self.under_way: list[Request] = []
+        layers = factored(replica.model, experiment, 2 * sync.servers) if sync.factors else []
+        replica.cut(sync.bucket_mb * 1e6 if self.overlap else inf, [each.layer for each in layers])
         if self.overlap:
-            replica.cut(sync.bucket_mb * 1e6)
             replica.when_ready(self._start)
+        self.by_factors = {replica.bucket_of(each.layer): each for each in layers}
+        if layers:
+            self.chosen = {"factors": len(layers)}
+        codes = {number: each.shape for number, each in self.by_factors.items()}
         lengths = [len(bucket) for bucket in replica.buckets]
-        comm.broadcast((lengths, replica.weights.dtype))  # servers know no model, only keys
+        comm.broadcast((lengths, replica.weights.dtype, codes))  # servers know no model, only keys
         roots = range(experiment.workers, experiment.workers + sync.servers)
         if comm.rank == 0:
             Client(comm, roots, replica.weights, experiment, lengths).initialise()
@@ -67,13 +74,14 @@ class ParameterServer(Scheme):
         self.under_way.append(self.comm.start(partial(self._push, bucket), self.replica.buckets[bucket]))
 
     def _push(self, bucket: int, comm: Comm, gradient: Tensor) -> None:
-        separate = asks(self.experiment)
-        self.client.push(bucket, gradient, answered=not separate)
+        separate, factors = asks(self.experiment), self.by_factors.get(bucket)
+        wire = None if factors is None else factors.take(gradient.dtype, factors.shape[0]).view(-1)
+        self.client.push(bucket, gradient, answered=not separate, wire=wire)
         if separate and self.fetches:
             self.client.ask(bucket)
 
     def _push_all(self, comm: Comm, _: Tensor) -> None:
-        for number, bucket in enumerate(self.replica.buckets if self.overlap else [self.accrued]):
+        for number, bucket in enumerate(self.replica.buckets if self.every == 1 else [self.accrued]):
             self._push(number, comm, bucket)
 
     def resume(self, own: int, done: int) -> None:
@@ -259,15 +267,18 @@ class Client:
             self._expect(shards)
         self.receive()
 
-    def push(self, bucket: int, gradient: Tensor, answered: bool = True) -> None:
-        """Send each server its range of a bucket's gradient; `answered`: its weights come with :meth:`receive`."""
+    def push(self, bucket: int, gradient: Tensor, answered: bool = True, wire: Tensor | None = None) -> None:
+        """Send each server its range of a bucket's gradient, or one `wire` for all ranges.
+
+        `answered`: the servers' weights come with :meth:`receive`.
+        """
         shards, ranges = self.buckets[bucket], gradient.tensor_split(self.servers)
         # Receives are posted first: a server that blocks in a send could make all wait for each other.
         if answered:
             self._expect(shards)
         # All sends start before any answer is awaited: a client that blocks in a send could hold up a server.
-        wires = [(shard, shard.encode(ranges[shard.place])) for shard in shards]
-        wait_all([shard.send(wire, Kind.PUSH) for shard, wire in wires])
+        wires = [shard.encode(ranges[shard.place]) if wire is None else wire for shard in shards]
+        wait_all([shard.send(wire, Kind.PUSH) for shard, wire in zip(shards, wires)])
 
     def ask(self, bucket: int, kind: Kind = Kind.PULL) -> None:
         """Ask every server for its weights of a bucket; they come with :meth:`receive`."""

@@ -80,10 +80,8 @@ def sandblaster(
     slow : float, default 1
         Times that the last worker needs for a portion, of what the others need.
     """
-    if comm.size < shards + 2:
-        raise ValueError(
-            f"comm: got {comm.size} ranks, allowed with {shards} shards is at least {shards + 2}"
-        )
+    if comm.size < (least := shards + 2):
+        raise ValueError(f"comm: got {comm.size} ranks, allowed with {shards} shards is at least {least}")
     if comm.rank == 0:
         return _coordinate(_Shards(comm, shards, portions, backup), problem, iterations, lr, history)
     ranges = problem.start.tensor_split(shards)
@@ -112,9 +110,6 @@ class _Shards:
             self.comm.recv(part, rank, RESULT)
             total += part.item()
         return total
-
-    def combine(self, a: int, alpha: float, b: int, beta: float) -> None:
-        self.tell(COMBINE, a, b, alpha, beta)
 
     def evaluate(self) -> float:
         """Have the gradient of the present weights summed at the shards, and return the loss."""
@@ -159,24 +154,24 @@ def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, h
     for iteration in range(iterations):
         if iteration:
             y, s = (HISTORY + 2 * (iteration % (history + 1)) + n for n in range(2))
-            shards.combine(y, 0.0, G, 1.0)
-            shards.combine(y, 1.0, BEFORE, -1.0)
-            shards.combine(s, 0.0, D, t)
+            shards.tell(COMBINE, y, G, 0.0, 1.0)
+            shards.tell(COMBINE, y, BEFORE, 1.0, -1.0)
+            shards.tell(COMBINE, s, D, 0.0, t)
             ys = shards.ask(DOT, y, s)
             if ys > 1e-10:
                 pairs.append((y, s, 1 / ys))
                 scale = ys / shards.ask(DOT, y, y)
-        shards.combine(D, 0.0, G, -1.0)
+        shards.tell(COMBINE, D, G, 0.0, -1.0)
         shares = []
         for y, s, inverse in reversed(pairs):
             shares.append(inverse * shards.ask(DOT, s, D))
-            shards.combine(D, 1.0, y, -shares[-1])
-        shards.combine(D, scale, D, 0.0)
+            shards.tell(COMBINE, D, y, 1.0, -shares[-1])
+        shards.tell(COMBINE, D, D, scale, 0.0)
         for (y, s, inverse), share in zip(pairs, reversed(shares)):
-            shards.combine(D, 1.0, s, share - inverse * shards.ask(DOT, y, D))
-        shards.combine(BEFORE, 0.0, G, 1.0)
+            shards.tell(COMBINE, D, s, 1.0, share - inverse * shards.ask(DOT, y, D))
+        shards.tell(COMBINE, BEFORE, G, 0.0, 1.0)
         t = lr if iteration else min(1.0, 1 / shards.ask(L1, G)) * lr
-        shards.combine(X, 1.0, D, t)
+        shards.tell(COMBINE, X, D, 1.0, t)
         if iteration + 1 < iterations:
             losses.append(shards.evaluate())
     shards.end(range(len(shards.ranks) + 1, shards.comm.size))

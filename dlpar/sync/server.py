@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from dlpar.comm import ANY, Comm, Keeper, Packet, Recorder
-from dlpar.compression import codec_of
+from dlpar.compression import Codec, codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.sync.averaging import outer
-from dlpar.sync.consistency import Clocks, Consistency, consistency
+from dlpar.sync.consistency import Clocks, Consistency, consistency, of_group
+from dlpar.sync.factors import FactorCode
 from dlpar.sync.optim import Optimizer
 from dlpar.sync.parameter_server import TAGS, Client, Kind, asks, check_servers, leaf_of
 
@@ -57,10 +58,7 @@ class Server:
         self.comm, self.clients, self.answer, self.weights = comm, list(clients), answer, answer.body
         self.experiment, self.rule, self.is_first = experiment, rule, is_first
         self.separate, self.aware = asks(experiment), experiment.sync.staleness_aware
-        self.codec, self.wire_bytes = codec_of(experiment.compression), self.weights.nbytes
-        if self.codec is not None:
-            self.wire_bytes = self.codec.nbytes(len(self.weights), self.weights.dtype)
-            self.decoded = torch.empty_like(self.weights)
+        self.read_by(codec_of(experiment.compression))
         # State on the device of the weights.
         self.inbox, self.first_tag = answer.wire, bucket * TAGS
         self.sum = torch.zeros_like(self.weights)
@@ -88,6 +86,11 @@ class Server:
         """Answer all clients of a run that is resumed, as after their last pushes."""
         self.started, self.read = self.pushes, dict.fromkeys(self.clients, -1)
         self._let_go(self.clients)
+
+    def read_by(self, codec: Codec | None) -> None:
+        """Decode pushes by a codec from now on; None: they are gradients."""
+        self.codec, self.decoded, n = codec, torch.empty_like(self.weights), len(self.weights)
+        self.wire_bytes = self.weights.nbytes if codec is None else codec.nbytes(n, self.weights.dtype)
 
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Do what a message of a client asks for."""
@@ -209,20 +212,10 @@ class Leaf(Server):
     kept = (*Server.kept, "above")
     has_model = False
 
-    def __init__(
-        self,
-        comm: Comm,
-        clients: Sequence[int],
-        answer: Packet,
-        experiment: Experiment,
-        bucket: int,
-        above: Client,
-    ) -> None:
-        free = experiment.sync.group_consistency == "asp"
-        rule = Consistency() if free else Consistency(gather=len(clients), bound=0)
-        super().__init__(comm, clients, answer, experiment, rule, bucket)
-        self.above, self.is_free = above, free
-        self.given = dict.fromkeys(clients, 0)  # version above of the weights that each client has
+    def __init__(self, above: Client, *given: Any) -> None:
+        super().__init__(*given)
+        self.above, self.is_free = above, self.experiment.sync.group_consistency == "asp"
+        self.given = dict.fromkeys(self.clients, 0)  # version above of the weights that each client has
 
     def resume(self) -> None:
         own = self.weights.clone()
@@ -310,7 +303,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
     sync, workers = experiment.sync, experiment.workers
     # Servers above leaves with models of their own add up differences of models.
     centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
-    lengths, dtype = comm.broadcast(None)
+    lengths, dtype, codes = comm.broadcast(None)
     check_servers(sync.servers, lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
     is_leaf, first = comm.rank in leaves, comm.rank == workers
@@ -332,10 +325,13 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
         if is_leaf:
             above = Client(comm, roots, answer.body, experiment, [len(answer.body)], bucket)
             leaf = OwnLeaf if sync.group_period else Leaf
-            return leaf(comm, clients, answer, experiment, bucket, above)
+            return leaf(above, comm, clients, answer, experiment, of_group(sync, len(clients)), bucket)
         rule = consistency(sync, len(clients))
         kind = WithBackup if experiment.backup else Server
-        return kind(comm, clients, answer, centre, rule, bucket, first and bucket == 0)
+        server = kind(comm, clients, answer, centre, rule, bucket, first and bucket == 0)
+        if bucket in codes:
+            server.read_by(FactorCode(mine, parts, *codes[bucket]))
+        return server
 
     def run(comm: Comm, _: Tensor) -> Server:
         """Serve until every client has left; gives the server of the first bucket."""

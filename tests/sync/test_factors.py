@@ -52,6 +52,40 @@ def test_each_layer_sends_the_shorter_and_bytes_follow_the_formula(workers, shar
     assert run.steps["bytes"].sum() == pytest.approx(4 * numbers * workers * steps, abs=workers * steps)
 
 
+@pytest.mark.parametrize("fields", MODELS, ids=lambda fields: fields["model"]["name"])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_factors_pushed_to_servers_train_as_one_process_does(fields, servers, tmp_path):
+    fields = {"steps": 8, "dtype": "float64", "evaluate_every": 1000, **fields}
+    alone = trained(tmp_path / "alone", workers=1, **fields)
+    sync = {"scheme": "ps", "servers": servers, "factors": True}
+    run = trained(tmp_path / "factors", workers=3, sync=sync, **fields)
+    assert run.curve["loss"].to_numpy() == pytest.approx(alone.curve["loss"].to_numpy(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("servers", "share"), [(1, 1), (1, 16), (2, 3), (3, 40)])
+def test_each_layer_pushes_the_shorter_to_servers_by_the_formula(servers, share, tmp_path):
+    width, steps, workers = 96, 3, 4
+    fields = dict(workers=workers, batch=share * workers, steps=steps, evaluate_every=1000)
+    model, sync = {"name": "mlp", "width": width, "depth": 2}, {"scheme": "ps", "servers": servers}
+    sent = []
+    for factors in (True, False):
+        run = trained(tmp_path / str(factors), model=model, sync={**sync, "factors": factors}, **fields)
+        sent.append(run.steps["bytes"].sum())
+    layers = ((64, width), (width, width), (width, 10))
+    whole = [outputs * (inputs + 1) for inputs, outputs in layers]
+    thin = [servers * share * sum(layer) for layer in layers]
+    saved = sum(max(0, gradient - factors) for gradient, factors in zip(whole, thin))
+    assert sent[1] - sent[0] == 4 * saved * workers * steps
+    assert sent[1] >= 4 * sum(whole) * workers * steps
+
+
+@pytest.mark.parametrize("consistency", ["ssp", "asp"])
+def test_free_workers_push_factors_and_learn(consistency, tmp_path):
+    sync = {"scheme": "ps", "servers": 2, "factors": True, "consistency": consistency}
+    fields = dict(workers=4, batch=16, steps=150, lr=0.1, model={"name": "mlp", "width": 128})
+    assert trained(tmp_path / "run", sync=sync, **fields).summary["accuracy"] > 0.85
+
+
 @pytest.mark.slow
 def test_factors_travel_between_real_processes_in_fewer_bytes():
     common = dict(workers=2, batch=4, steps=20, model={"name": "mlp", "width": 128}, evaluate_every=1000)
