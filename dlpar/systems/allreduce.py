@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dlpar.config.experiment import Experiment
 from dlpar.systems.record import (
     PARITY,
     Figure,
+    Program,
     Runs,
     System,
     by_sizes,
@@ -14,39 +17,50 @@ from dlpar.systems.record import (
     same_as_alone,
     shape,
 )
+from dlpar.theory import predict
 
 FUSED = {"scheme": "ring", "overlap": True, "bucket_mb": 64}
 MODELS = {"inception3": 0.90, "resnet101": 0.90, "vgg16": 0.68}
 """Horovod's efficiencies on 512 GPUs."""
 
 
-def _horovod() -> dict[str, Experiment]:
-    found = {}
-    for model in MODELS:
-        for gpus in (1, 512):
-            found[f"{model}, {gpus} GPUs"] = by_sizes(
-                platform_file("horovod"), model, workers=gpus, batch=64, steps=1, sync=FUSED
+TCP = ("inception3", "resnet101")
+"""Networks that the paper has on 128 GPUs over TCP."""
+
+
+def _horovod() -> dict[str, Experiment | Program]:
+    servers = {"scheme": "ps", "servers": 32}
+    small = dict(workers=128, batch=64, steps=2, cluster={"placement": "colocated"})
+    found: dict[str, Experiment | Program] = {
+        f"{model}, 512 GPUs": partial(_predicted, model) for model in MODELS
+    }
+    for model in TCP:
+        for gpus in (1, 128):
+            found[f"{model}, {gpus}"] = by_sizes(
+                "p100-25gbe", model, workers=gpus, batch=64, steps=1, sync=FUSED
             )
+        found[f"{model}, servers"] = by_sizes("p100-25gbe", model, sync=servers, **small)
     return found | same_as_alone(sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02})
 
 
+def _predicted(model: str) -> float:
+    """Return the efficiency on 512 GPUs by the closed form, which simulations equal to four digits."""
+    fields = dict(batch=64, steps=1, sync=FUSED)
+    steps = [predict(by_sizes(platform_file("horovod"), model, workers=n, **fields)) for n in (1, 512)]
+    return steps[0].seconds / steps[1].seconds
+
+
 def _efficiency(runs: Runs, model: str) -> float:
-    return rate(runs[f"{model}, 512 GPUs"]) / rate(runs[f"{model}, 1 GPUs"]) / 512
+    return rate(runs[f"{model}, 128"]) / rate(runs[f"{model}, 1"]) / 128
 
 
 def _cntk() -> dict[str, Experiment]:
-    codecs = {}
-    for n in (4, 16, 64):
-        for codec in ("none", "onebit"):
-            codecs[f"{codec}, {n} workers"] = Experiment(
-                workers=n,
-                batch=2 * n,
-                steps=2,
-                evaluate_every=1000,
-                compression=codec,
-                cluster={"world": "simulated"},
-            )
-    return codecs
+    training = dict(steps=2, evaluate_every=1000, cluster={"world": "simulated"})
+    return {
+        f"{codec}, {n} workers": Experiment(workers=n, batch=2 * n, compression=codec, **training)
+        for n in (4, 16, 64)
+        for codec in ("none", "onebit")
+    }
 
 
 def _fewer_bytes(runs: Runs) -> float:
@@ -57,11 +71,16 @@ def _fewer_bytes(runs: Runs) -> float:
 
 
 def _poseidon() -> dict[str, Experiment]:
+    fields = dict(batch=32, steps=2, cluster={"placement": "colocated"})
+    servers = {"scheme": "ps", "servers": 32}
+    overlap = {**servers, "overlap": True, "bucket_mb": 8}
     nodes = {
-        f"{n} nodes": by_sizes(platform_file("titan-x"), "inception3", workers=n, batch=32, steps=2, cluster=(
-            {"placement": "colocated"}), sync={"scheme": "ps", "servers": n, "overlap": True, "bucket_mb": 2})
-        for n in (1, 32)
-    }  # fmt: skip
+        "1 node": by_sizes(platform_file("titan-x"), "inception3", workers=1, batch=32, steps=2, sync="ring"),
+        "32 nodes": by_sizes(platform_file("titan-x"), "inception3", workers=32, sync=overlap, **fields),
+        "TensorFlow, 32 nodes": by_sizes(
+            platform_file("grpc"), "inception3", workers=32, sync=servers, **fields
+        ),
+    }
     small = same_as_alone(batch=8, model={"width": 256}, sync={"scheme": "ring", "factors": True})
     return nodes | small | {"gradients": small["system"].replace(sync={"factors": False})}
 
@@ -71,9 +90,16 @@ SYSTEMS = (
         "horovod", "Horovod", 2018, "A. Sergeev and M. Del Balso, arXiv 1802.05799", "synchronous", "decentralised",
         "one model", "a ring all-reduce of fused buckets beside the backward pass", _horovod,
         (PARITY, *(
-            Figure(f"efficiency of {model} on 512 GPUs", share, lambda runs, model=model: _efficiency(runs, model),
-                   0.08, "fitted")
+            Figure(f"efficiency of {model} on 512 GPUs, RoCE (closed form)", share,
+                   lambda runs, model=model: runs[f"{model}, 512 GPUs"], 0.08, "fitted")
             for model, share in MODELS.items()
+        ), *(
+            Figure(f"efficiency of {model} on 128 GPUs, TCP", 0.88, lambda runs, model=model: _efficiency(runs, model))
+            for model in TCP
+        ), *(
+            Figure(f"{model} on 128 GPUs, TCP: times TensorFlow's 32 servers", 2,
+                   lambda runs, model=model: rate(runs[f"{model}, 128"]) / rate(runs[f"{model}, servers"]), 0.2)
+            for model in TCP
         )),
     ),
     System(
@@ -88,7 +114,9 @@ SYSTEMS = (
         "each layer's gradient pushed as soon as it is ready, or its factors sent between peers if these are shorter",
         _poseidon,
         (PARITY, Figure("speed-up of Inception-V3 on 32 nodes", 31.5,
-                        lambda runs: rate(runs["32 nodes"]) / rate(runs["1 nodes"]), 0.1),
+                        lambda runs: rate(runs["32 nodes"]) / rate(runs["1 node"]), 0.1),
+         Figure("the same of TensorFlow's own servers", 20,
+                lambda runs: rate(runs["TensorFlow, 32 nodes"]) / rate(runs["1 node"]), 0.1, "fitted"),
          shape("sufficient factors take less than a quarter of the gradients' bytes, 2 samples a worker",
                lambda runs: 4 * runs["system"].summary["bytes_sent"] < runs["gradients"].summary["bytes_sent"])),
     ),

@@ -47,15 +47,8 @@ def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: flo
 
 def extract_and_classify(comm: Comm) -> Accuracy:
     """Train a network on all ranks, take its last hidden layer as features, and classify these and the pixels."""
-    experiment = Experiment(
-        workers=comm.size,
-        model={"width": 16},
-        steps=150,
-        lr=0.2,
-        dtype="float64",
-        sync=DEVICES,
-        evaluate_every=1000,
-    )
+    training = dict(model={"width": 16}, steps=150, lr=0.2, dtype="float64", evaluate_every=1000)
+    experiment = Experiment(workers=comm.size, sync=DEVICES, **training)
     network = train(comm, experiment, Unrecorded(comm)).eval()
     data = load(experiment.data, experiment.seed, torch.float64)
     own = slice(comm.rank, None, comm.size)
@@ -67,8 +60,5 @@ def extract_and_classify(comm: Comm) -> Accuracy:
         hidden = network[:-1]
         on_features = classify(comm, hidden(data.train_x[own]), data.train_y[own], lr=0.1)
         on_pixels = classify(comm, data.train_x[own], data.train_y[own], lr=0.1)
-        return Accuracy(
-            right(network(data.test_x)),
-            right(hidden(data.test_x) @ on_features),
-            right(data.test_x @ on_pixels),
-        )
+        scores = network(data.test_x), hidden(data.test_x) @ on_features, data.test_x @ on_pixels
+        return Accuracy(*map(right, scores))

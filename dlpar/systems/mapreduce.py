@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import spmd
@@ -23,15 +24,32 @@ def _mapreduce() -> dict[str, Experiment]:
     return same_as_alone(model="logistic", sync=COLLECT) | steps
 
 
-def _spark() -> dict[str, Experiment]:
+def _spark() -> dict[str, Experiment | Program]:
     ways = {"depth 1, tree": {"depth": 1, "broadcast": "tree"}, "depth 2, torrent": {}}
     big = {name: by_sizes("cpu-10gbe", "alexnet", workers=64, batch=16, steps=2, sync={**SPARK, **way})
            for name, way in ways.items()}  # fmt: skip
-    return same_as_alone(model="logistic", workers=9, batch=63, sync=SPARK) | big
+    same = same_as_alone(model="logistic", workers=9, batch=63, sync=SPARK)
+    return same | big | {"textFile, map, groupByKey, join": _counted}
+
+
+LINES, WORDS = ("a b a c", "b b d a", "c d d d"), "abcd"
+
+
+def _counted() -> list[dict[str, Any]]:
+    from dlpar.systems.jobs_of_a_driver import counted  # here, because it loads torch
+
+    return spmd(counted, LINES, WORDS, 2, workers=4, world="simulated")
+
+
+def _counts_right(found: list[dict[str, Any]]) -> bool:
+    """Return whether a driver's three stages multiplied each word's count by its number."""
+    parts = {name: part for each in found for name, part in each.items()}
+    right = [float(" ".join(LINES).count(word) * number) for number, word in enumerate(WORDS)]
+    return parts["stages"] == 3 and parts["join 0"] + parts["join 1"] == right
 
 
 def _scheduled(workers: int, driver: float = 4e8) -> float:
-    from dlpar.systems.two_jobs import seconds  # here, because it loads torch
+    from dlpar.systems.jobs_of_a_driver import seconds  # here, because it loads torch
 
     where = {"world": "simulated", "messages": "sizes", "platform": "cpu-10gbe"}
     return max(spmd(seconds, workers, driver, workers=workers + 1, **where))
@@ -61,8 +79,10 @@ SYSTEMS = (
         "synchronous", "centralised", "one model",
         "treeAggregate to the driver, and a torrent broadcast in blocks", _spark,
         (PARITY, shape("a tree and a torrent are quicker than a queue at the driver, on 64 workers",
-                       lambda runs: rate(runs["depth 2, torrent"]) > 2 * rate(runs["depth 1, tree"]))),
-        missing="datasets kept and computed again after a loss (stages and shuffles: `dlpar.split.task_graph`)",
+                       lambda runs: rate(runs["depth 2, torrent"]) > 2 * rate(runs["depth 1, tree"])),
+         shape("textFile, map, groupByKey and join run in three stages with a shuffle, and count right",
+               lambda runs: _counts_right(runs["textFile, map, groupByKey, join"]))),
+        missing="datasets kept in memory and computed again after a loss",
     ),
     System(
         "bigdl", "BigDL", 2019, "J. Dai et al., SoCC 2019, arXiv 1804.05839", "synchronous", "sharded", "one model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from dlpar.config.experiment import Experiment
@@ -20,6 +21,7 @@ from dlpar.systems.record import (
     same_as_alone,
     shape,
 )
+from dlpar.worlds.platforms import Layer, workload
 
 STEADY = {"kind": "gamma", "delay_ms": 10.0, "delay_cv": 0.1}
 """Steps of 10 ms on average, with little jitter."""
@@ -103,17 +105,8 @@ def _within_bound(runs: Runs) -> bool:
 
 
 def _rudra() -> dict[str, Experiment]:
-    soft = {
-        f"n = {n}": learning(
-            ps(consistency="softsync", softsync=n),
-            workers=30,
-            batch=240,
-            steps=60,
-            optimizer="momentum",
-            lr=0.05,
-        )
-        for n in (1, 15, 30)
-    }
+    training = dict(workers=30, batch=240, steps=60, optimizer="momentum", lr=0.05)
+    soft = {f"n = {n}": learning(ps(consistency="softsync", softsync=n), **training) for n in (1, 15, 30)}
     return soft | {"leaves": learning(ps(groups=2), steps=20)}
 
 
@@ -136,23 +129,48 @@ def _best(runs: Runs) -> int:
     return max(range(7), key=lambda b: per_machine(runs, b))
 
 
-def _minerva() -> dict[str, Experiment]:
+def _minerva() -> dict[str, Experiment | Program]:
     # The batch grows with the GPUs, as in Minerva's table.
     return {
         f"{model}, {n} GPUs": by_sizes(
             platform_file("titan"), model, workers=n, batch=batch, steps=3, sync="ring"
         )
-        for model, batch in (("alexnet", 256), ("vgg16", 24))
+        for model, batch in (("alexnet", 256), ("vgg16", 24), ("googlenet", 120))
         for n in (1, 2, 4)
-    }
+    } | {"dataflow": _dataflow}
+
+
+def _dataflow() -> float:
+    from dlpar.systems.jobs_of_a_driver import descent  # here, because it loads torch
+
+    return max(spmd(descent, 10, 0.1, workers=4, world="simulated"))
+
+
+def _paced(platform: str, layers: list[Layer], devices: int, model: int, batch: int = 128) -> float:
+    """Return samples a second of a model on paper, of which `model` devices share each layer."""
+    from dlpar.systems.on_paper import seconds  # here, because it loads torch
+
+    where = {"world": "simulated", "messages": "sizes", "platform": platform_file(platform)}
+    return batch / max(spmd(seconds, layers, model, batch, workers=devices, **where))
 
 
 def _on_paper(gpus: int, model: int) -> float:
-    """Return images a second of AlexNet on GTX Titans, `model` of which share each layer."""
-    from dlpar.systems.mariana import seconds  # here, because it loads torch
+    """Return images a second of AlexNet on GTX Titans, one of which has Minerva's rate."""
+    net = workload("alexnet")
+    slower = 1.5e12 / 189.63 / net.flops
+    return _paced(
+        "titan", [each.model_copy(update={"flops": slower * each.flops}) for each in net.layers], gpus, model
+    )
 
-    where = {"world": "simulated", "messages": "sizes", "platform": platform_file("titan")}
-    return 128 / max(spmd(seconds, model, 128, 1.5e12 / 189.63, workers=gpus, **where))
+
+def _speech(machines: int) -> float:
+    """Return samples a second of DistBelief's fully connected speech model, all of whose layers machines share."""
+    widths = (440, 2560, 2560, 2560, 2560, 8192)
+    layers = [
+        Layer(name=f"layer {number}", parameters=m * n, flops=6 * m * n, outputs=n)
+        for number, (m, n) in enumerate(pairwise(widths), 1)
+    ]
+    return _paced("distbelief", layers[::-1], machines, machines, 20)
 
 
 def _mariana() -> dict[str, Experiment | Program]:
@@ -188,14 +206,13 @@ def _features() -> tuple[float, float, float]:
 
 def _adam() -> dict[str, Experiment]:
     split = {"kind": "tensor", "tensor": 2}
-    return {
-        "asynchronous replicas": learning(
-            ps(consistency="asp", servers=2), workers=8, split=split, model={"width": 64}, steps=60
-        )
-    }
+    free = learning(ps(consistency="asp", servers=2), workers=8, split=split, model={"width": 64}, steps=60)
+    small = same_as_alone(batch=8, model={"width": 256}, sync=ps(servers=2, factors=True))
+    gradients = small["system"].replace(sync={"factors": False})
+    return {"asynchronous replicas": free, **small, "gradients": gradients}
 
 
-def _downpour() -> dict[str, Experiment]:
+def _downpour() -> dict[str, Experiment | Program]:
     rule = {"optimizer": "adagrad", "lr": 0.05, "steps": 120}
     periods = {"every 1": (1, 1), "every 10": (10, 10), "push 2, fetch 10": (2, 10)}
     whole = {
@@ -203,9 +220,12 @@ def _downpour() -> dict[str, Experiment]:
         for name, (push, fetch) in periods.items()
     }
     split = {"kind": "tensor", "tensor": 2}
-    return whole | {
-        "replicas of a split model": learning(ps(consistency="asp", servers=2), split=split, **rule)
-    }
+    parts = {"replicas of a split model": learning(ps(consistency="asp", servers=2), split=split, **rule)}
+    return whole | parts | {f"{n} machines": partial(_speech, n) for n in MACHINES}
+
+
+MACHINES = (1, 2, 4, 8, 16, 32)
+"""Machines that share DistBelief's speech model."""
 
 
 def _singa() -> dict[str, Experiment]:
@@ -238,17 +258,24 @@ def _sent(runs: Runs, name: str) -> float:
     return runs[name].summary["bytes_sent"]
 
 
+def _pushed(runs: Runs, name: str) -> float:
+    return float(runs[name].steps["bytes"].sum())
+
+
+def _oldest(runs: Runs, n: int) -> float:
+    """Share of the pushes of n-softsync that are more than 2 n updates old."""
+    return float((runs[f"n = {n}"].steps["staleness"] > 2 * n).mean())
+
+
 def learns(name: str, least: float = 0.8) -> Figure:
     """Return the figure that a run classifies held-out samples correctly."""
     return shape(f"{name}: over {least:.0%} right", lambda runs: runs[name].summary["accuracy"] > least)
 
 
 MINERVA = {
-    "alexnet, 2 GPUs": 371.01,
-    "alexnet, 4 GPUs": 632.09,
-    "vgg16, 2 GPUs": 29.58,
-    "vgg16, 4 GPUs": 50.26,
-}
+    "alexnet, 2 GPUs": 371.01, "alexnet, 4 GPUs": 632.09, "vgg16, 2 GPUs": 29.58, "vgg16, 4 GPUs": 50.26,
+    "googlenet, 2 GPUs": 160.53, "googlenet, 4 GPUs": 309.27,
+}  # fmt: skip
 """Images a second by Minerva's README."""
 
 SYSTEMS = (
@@ -257,7 +284,11 @@ SYSTEMS = (
         "one model", "replicas push every n_push steps to shards that run Adagrad, and fetch every n_fetch", _downpour,
         (*map(learns, ("every 1", "every 10", "push 2, fetch 10", "replicas of a split model")),
          shape("over nine times fewer bytes with n = 10",
-               lambda runs: _sent(runs, "every 1") > 9 * _sent(runs, "every 10"))),
+               lambda runs: _sent(runs, "every 1") > 9 * _sent(runs, "every 10")),
+         Figure("speed-up of a speech model of 42 million weights that 8 machines share (figure 3)", 2.2,
+                lambda runs: runs["8 machines"] / runs["1 machines"], 0.15, "fitted"),
+         shape("with 8 of 1 to 32 machines it is the fastest",
+               lambda runs: max(MACHINES, key=lambda n: runs[f"{n} machines"]) == 8)),
     ),
     System(
         "distbelief_sandblaster", "DistBelief, Sandblaster L-BFGS", 2012, "J. Dean et al., NIPS 2012, section 4.2",
@@ -294,9 +325,11 @@ SYSTEMS = (
     ),
     System(
         "project_adam", "Project Adam", 2014, "T. Chilimbi et al., OSDI 2014", "asynchronous", "sharded", "one model",
-        "replicas of a model cut over machines push to servers and never wait", _adam,
-        (learns("asynchronous replicas"),),
-        missing="activations and errors to servers (`sync.factors` sends them between peers); races inside a replica",
+        "replicas of a model cut over machines never wait; fully connected layers push activations and errors", _adam,
+        (learns("asynchronous replicas"), PARITY,
+         shape("activations and errors of 2 samples take less than a tenth of the gradients' bytes to two servers",
+               lambda runs: _pushed(runs, "system") < 0.1 * _pushed(runs, "gradients"))),
+        missing="races of threads inside a replica",
     ),
     System(
         "mariana", "Mariana", 2014, "Y. Zou et al., PVLDB 7(13), 2014", "synchronous", "sharded", "one model",
@@ -309,12 +342,13 @@ SYSTEMS = (
         missing="convolutions that Mariana leaves apart in two columns",
     ),
     System(
-        "minerva", "Minerva", 2015, "README of dmlc/minerva: AlexNet and VGG on four GTX Titan", "synchronous",
-        "decentralised", "one model", 
-        "replicas on the GPUs of one machine; the rates of one GPU are Minerva's", _minerva,
-        tuple(Figure(f"{key}, images/s", published, lambda runs, key=key: rate(runs[key]), 0.2)
-              for key, published in MINERVA.items()),
-        missing="the dataflow engine; GoogLeNet",
+        "minerva", "Minerva", 2015, "README of dmlc/minerva: AlexNet, VGG and GoogLeNet on four GTX Titan",
+        "synchronous", "decentralised", "one model",
+        "a dataflow of tasks, each started when its inputs are there; replicas on the GPUs of one machine", _minerva,
+        (shape("descent as a dataflow of tasks over four devices is that of one process, to 1e-9",
+               lambda runs: runs["dataflow"] < 1e-9),
+         *(Figure(f"{key}, images/s (one GPU: fitted)", published, lambda runs, key=key: rate(runs[key]), 0.2)
+           for key, published in MINERVA.items())),
     ),
     System(
         "petuum_ssp", "Petuum, stale synchronous parallel", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
@@ -342,7 +376,9 @@ SYSTEMS = (
         "hierarchical", "one model", 
         "n-softsync: an update takes N/n gradients; leaf servers sum their group's", _rudra,
         tuple(Figure(f"mean staleness of {n}-softsync, 30 workers (updates)", n,
-                     lambda runs, n=n: staleness(runs, f"n = {n}"), 0.15) for n in (1, 15, 30)),
+                     lambda runs, n=n: staleness(runs, f"n = {n}"), 0.15) for n in (1, 15, 30))
+        + (shape("of 10,000 pushes less than one is over 2 n updates old (section 2.4)",
+                 lambda runs: all(_oldest(runs, n) < 1e-4 for n in (1, 15, 30))),),
     ),
     System(
         "tensorflow_async", "TensorFlow, asynchronous", 2016, "M. Abadi et al., OSDI 2016, section 4.4", "asynchronous",

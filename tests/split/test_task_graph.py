@@ -14,7 +14,7 @@ from simulations import run as on_ranks
 
 from dlpar import spmd
 from dlpar.split.task_graph import From, Task, depth, run, schedule, stages, to_the_end, work
-from dlpar.systems.two_jobs import two_jobs
+from dlpar.systems.jobs_of_a_driver import two_jobs
 from dlpar.worlds.platforms import Device, Link
 
 

@@ -147,7 +147,8 @@ class Workload(FromFile, Payload):
 
 
 WORKLOADS = (
-    "alexnet", "vgg16", "inception3", "resnet50", "resnet101", "resnet152", "bert-large", "gpt2", "gpt2-xl",
+    "alexnet", "vgg16", "googlenet", "inception3", "resnet50", "resnet101", "resnet152", "bert-large", "gpt2",
+    "gpt2-xl",
 )  # fmt: skip
 """Names of the workloads that come with dlpar."""
 

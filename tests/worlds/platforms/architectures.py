@@ -87,6 +87,28 @@ def vgg16() -> list[Row]:
     return net.rows
 
 
+def googlenet() -> list[Row]:
+    """Szegedy et al. 2014, table 1, as in the reference code, with biases and without the auxiliary heads."""
+    net = Convolutional()
+    x = pooled(net.conv("conv1", (3, 224, 224), 64, 7, stride=2, norm=False), pad=1)
+    x = net.conv("conv2.3x3", net.conv("conv2.1x1", x, 64, 1, norm=False), 192, 3, norm=False)
+    x = pooled(x, pad=1)
+    modules = {
+        "3a": (64, 96, 128, 16, 32, 32), "3b": (128, 128, 192, 32, 96, 64), "4a": (192, 96, 208, 16, 48, 64),
+        "4b": (160, 112, 224, 24, 64, 64), "4c": (128, 128, 256, 24, 64, 64), "4d": (112, 144, 288, 32, 64, 64),
+        "4e": (256, 160, 320, 32, 128, 128), "5a": (256, 160, 320, 32, 128, 128), "5b": (384, 192, 384, 48, 128, 128),
+    }  # fmt: skip
+    for name, (one, before3, three, before5, five, pool) in modules.items():
+        net.conv(f"{name}.1x1", x, one, 1, norm=False)
+        net.conv(f"{name}.3x3", net.conv(f"{name}.3x3.1", x, before3, 1, norm=False), three, 3, norm=False)
+        net.conv(f"{name}.5x5", net.conv(f"{name}.5x5.1", x, before5, 1, norm=False), five, 5, norm=False)
+        net.conv(f"{name}.pool", x, pool, 1, norm=False)
+        x = (one + three + five + pool, *x[1:])
+        x = pooled(x, pad=1) if name in ("3b", "4e") else x
+    net.dense("fc", x[0], 1000)
+    return net.rows
+
+
 def resnet(*blocks: int) -> list[Row]:
     """He et al. 2015, table 1: bottleneck blocks; the first of a stage halves the image in its first convolution."""
     net = Convolutional()
@@ -183,6 +205,7 @@ def gpt2(depth: int, width: int) -> list[Row]:
 ARCHITECTURES: dict[str, tuple[str, Callable[[], list[Row]]]] = {
     "alexnet": ("Krizhevsky, Sutskever and Hinton, NIPS 2012", alexnet),
     "vgg16": ("Simonyan and Zisserman, arXiv 1409.1556", vgg16),
+    "googlenet": ("Szegedy et al., arXiv 1409.4842", googlenet),
     "inception3": ("Szegedy et al., arXiv 1512.00567", inception3),
     "resnet50": ("He et al., arXiv 1512.03385", lambda: resnet(3, 4, 6, 3)),
     "resnet101": ("He et al., arXiv 1512.03385", lambda: resnet(3, 4, 23, 3)),

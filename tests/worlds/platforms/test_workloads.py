@@ -12,9 +12,9 @@ from dlpar.worlds.platforms import WORKLOADS, Layer, Workload, workload
 from .architectures import ARCHITECTURES
 
 RELEASED = {
-    "alexnet": 60_965_224, "vgg16": 138_357_544, "inception3": 23_834_568, "resnet50": 25_557_032,
-    "resnet101": 44_549_160, "resnet152": 60_192_808, "bert-large": 335_141_888, "gpt2": 124_439_808,
-    "gpt2-xl": 1_557_611_200,
+    "alexnet": 60_965_224, "vgg16": 138_357_544, "googlenet": 6_998_552, "inception3": 23_834_568,
+    "resnet50": 25_557_032, "resnet101": 44_549_160, "resnet152": 60_192_808, "bert-large": 335_141_888,
+    "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
 }  # fmt: skip
 """Parameters of the reference implementations, counted there."""
 
