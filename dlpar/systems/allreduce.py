@@ -5,18 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from dlpar.config.experiment import Experiment
-from dlpar.systems.record import (
-    PARITY,
-    Figure,
-    Program,
-    Runs,
-    System,
-    by_sizes,
-    platform_file,
-    rate,
-    same_as_alone,
-    shape,
-)
+from dlpar.systems.record import PARITY, Figure, Program, Runs, System, by_sizes, rate, same_as_alone, shape
 from dlpar.theory import predict
 
 FUSED = {"scheme": "ring", "overlap": True, "bucket_mb": 64}
@@ -46,7 +35,7 @@ def _horovod() -> dict[str, Experiment | Program]:
 def _predicted(model: str) -> float:
     """Return the efficiency on 512 GPUs by the closed form, which simulations equal to four digits."""
     fields = dict(batch=64, steps=1, sync=FUSED)
-    steps = [predict(by_sizes(platform_file("horovod"), model, workers=n, **fields)) for n in (1, 512)]
+    steps = [predict(by_sizes("horovod", model, workers=n, **fields)) for n in (1, 512)]
     return steps[0].seconds / steps[1].seconds
 
 
@@ -64,10 +53,10 @@ def _cntk() -> dict[str, Experiment]:
 
 
 def _fewer_bytes(runs: Runs) -> float:
-    return min(
-        runs[f"none, {n} workers"].summary["bytes_sent"] / runs[f"onebit, {n} workers"].summary["bytes_sent"]
-        for n in (4, 16, 64)
-    )
+    def sent(codec: str, n: int) -> float:
+        return runs[f"{codec}, {n} workers"].summary["bytes_sent"]
+
+    return min(sent("none", n) / sent("onebit", n) for n in (4, 16, 64))
 
 
 def _poseidon() -> dict[str, Experiment]:
@@ -75,11 +64,9 @@ def _poseidon() -> dict[str, Experiment]:
     servers = {"scheme": "ps", "servers": 32}
     overlap = {**servers, "overlap": True, "bucket_mb": 8}
     nodes = {
-        "1 node": by_sizes(platform_file("titan-x"), "inception3", workers=1, batch=32, steps=2, sync="ring"),
-        "32 nodes": by_sizes(platform_file("titan-x"), "inception3", workers=32, sync=overlap, **fields),
-        "TensorFlow, 32 nodes": by_sizes(
-            platform_file("grpc"), "inception3", workers=32, sync=servers, **fields
-        ),
+        "1 node": by_sizes("titan-x", "inception3", workers=1, batch=32, steps=2, sync="ring"),
+        "32 nodes": by_sizes("titan-x", "inception3", workers=32, sync=overlap, **fields),
+        "TensorFlow, 32 nodes": by_sizes("grpc", "inception3", workers=32, sync=servers, **fields),
     }
     small = same_as_alone(batch=8, model={"width": 256}, sync={"scheme": "ring", "factors": True})
     return nodes | small | {"gradients": small["system"].replace(sync={"factors": False})}

@@ -12,20 +12,19 @@ from dlpar.systems.record import Runs, System, shape
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
-def _cluster() -> dict[str, Any]:
-    workers = run_cluster(3, 1, SCRIPTS / "worker.py", SCRIPTS / "server.py", timeout=50)
+def _ended(workers: Any) -> dict[str, Any]:
     try:
         return await_workers(workers, timeout=40)
     finally:
         stop_workers(workers)
+
+
+def _cluster() -> dict[str, Any]:
+    return _ended(run_cluster(3, 1, SCRIPTS / "worker.py", SCRIPTS / "server.py", timeout=50))
 
 
 def _workers(count: int) -> dict[str, Any]:
-    workers = launch_workers(count, SCRIPTS / "shares.py", timeout=50)
-    try:
-        return await_workers(workers, timeout=40)
-    finally:
-        stop_workers(workers)
+    return _ended(launch_workers(count, SCRIPTS / "shares.py", timeout=50))
 
 
 def _descends(runs: Runs) -> bool:
@@ -40,9 +39,8 @@ def _sums(runs: Runs) -> bool:
 
 def _names_the_failure(runs: Runs) -> bool:
     (failure,) = runs["4 workers"]["failures"]
-    return (
-        failure["index"] == 3 and "on purpose" in failure["error"] and len(runs["4 workers"]["workers"]) == 3
-    )
+    is_named = failure["index"] == 3 and "on purpose" in failure["error"]
+    return is_named and len(runs["4 workers"]["workers"]) == 3
 
 
 SYSTEMS = (

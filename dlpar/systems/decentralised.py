@@ -6,8 +6,6 @@ from dlpar.config.experiment import Experiment
 from dlpar.systems.record import Runs, System, by_sizes, rate, shape
 from dlpar.systems.servers import SLOW, learning, learns
 
-SLOW_NETWORK = "cpu-1gbe"
-
 
 def _dpsgd() -> dict[str, Experiment]:
     ways = {"ring of neighbours": "gossip", "one server": {"scheme": "ps"}}

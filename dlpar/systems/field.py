@@ -102,25 +102,19 @@ def place_of(experiment: Experiment) -> tuple[str, str, str]:
     sync = experiment.sync
     bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
     zero = getattr(experiment.split, "zero", 0)
+    is_cut = experiment.split.kind != "data" or experiment.compression.codec != "none"
     stashed = getattr(experiment.split, "schedule", "") == "pipedream"
     consistency = CONSISTENCY[1 if stashed else 0 if not sync.runs_free else 1 if bounded else 2]
     if sync.leaf_ranks or getattr(sync, "allreduce", "") == "hierarchical":
         parameters = "hierarchical"
-    elif (
-        sync.server_ranks > 1
-        or experiment.split.kind != "data"
-        or zero
-        or experiment.compression.codec != "none"
-    ):
+    elif sync.server_ranks > 1 or zero or is_cut:
         parameters = "sharded"
     elif sync.server_ranks:
         parameters = "centralised"
     else:
         parameters = "centralised" if sync.scheme in ("mapreduce", "hogwild") else "decentralised"
-    averaged = (
-        experiment.averaging.method != "none" or sync.scheme == "gossip" or getattr(sync, "group_period", 0)
-    )
-    return consistency, parameters, TRAINING[bool(averaged)]
+    own_models = sync.scheme == "gossip" or bool(getattr(sync, "group_period", 0))
+    return consistency, parameters, TRAINING[own_models or experiment.averaging.method != "none"]
 
 
 def field_map(
@@ -172,6 +166,32 @@ def field_map(
     return captioned(figure, sentence, (("system", "consistency", "parameters", "training"), rows))
 
 
+def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
+    """Draw how long a step takes as a graph of tasks, by list scheduling on 1 to `most` workers, within its bound.
+
+    Each gradient takes a second, and each update, which needs all gradients, a quarter.  With W the time of all tasks
+    and D that of the longest path, ``max(W/p, D) <= T <= W/p + D`` on p workers (Graham 1969).
+    """
+    from dlpar.split.task_graph import From, Task, depth, schedule, work  # here, because it loads torch
+
+    graph = [Task(f"gradient {n}", abs, 1, cost=1.0) for n in range(gradients)]
+    shuffled = tuple(From(task.name) for task in graph)
+    graph += [Task(f"update {n}", abs, 1, shuffled, cost=0.25) for n in range(updates)]
+    workers, all_work, path = range(1, most + 1), work(graph), depth(graph)
+    curves = {
+        "max(W/p, D)": [max(all_work / p, path) for p in workers],
+        "T, by list scheduling": [schedule(graph, p)[1] for p in workers],
+        "W/p + D": [all_work / p + path for p in workers],
+    }
+    yaxis = theme.axis("seconds of a step", (0, 1.05 * (all_work + path)))
+    figure = blank(xaxis=theme.axis("workers p", (0.5, most + 0.5), dtick=1), yaxis=yaxis)
+    for number, (name, seconds) in enumerate(curves.items()):
+        line = {"color": theme.RUNS[number], "dash": "solid" if name.startswith("T") else "dash"}
+        figure.add_scatter(x=list(workers), y=seconds, name=name, mode="lines+markers", line=line)
+    sentence = f"W = {all_work:g} s, D = {path:g} s: no number of workers makes a step shorter than D."
+    return captioned(figure, sentence, (("workers", *curves), list(zip(workers, *curves.values()))))
+
+
 def system_panel(name: str) -> Comparison:
     """Return a panel of a system's experiments, with its mechanism as the question; ``Run`` starts them.
 
@@ -192,21 +212,17 @@ def system_panel(name: str) -> Comparison:
     return compare(list(experiments.values()), titles=list(experiments), question=question)
 
 
-def _that_train() -> list[tuple[str, str]]:
-    from dlpar.systems import SYSTEMS
-
-    return [
-        (each.title, each.name)
-        for each in SYSTEMS
-        if any(isinstance(own, Experiment) for own in each.experiments().values())
-    ]
-
-
 def choose_system(name: str = "rudra") -> VBox:
     """Show a list of all systems, and under it the panel of the one chosen."""
     from ipywidgets import Dropdown, VBox
 
-    choice = Dropdown(options=_that_train(), value=name, description="system")
+    from dlpar.systems import SYSTEMS
+
+    train = [
+        each for each in SYSTEMS if any(isinstance(own, Experiment) for own in each.experiments().values())
+    ]
+    options = [(each.title, each.name) for each in train]
+    choice = Dropdown(options=options, value=name, description="system")
     below = VBox([system_panel(name)])
     choice.observe(lambda change: setattr(below, "children", (system_panel(change["new"]),)), "value")
     return VBox([choice, below])

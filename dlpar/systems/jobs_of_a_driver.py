@@ -13,14 +13,12 @@ from dlpar.comm import Comm
 from dlpar.split.task_graph import From, Task, run, stages
 from dlpar.systems.least_squares import LeastSquares
 
+Contribution = Callable[[int, int, Tensor], Tensor]
+"""``gradient(step, worker, weights)`` gives a worker's contribution, of the shape of the weights."""
+
 
 def two_jobs(
-    gradient: Callable[[int, int, Tensor], Tensor],
-    weights: Tensor,
-    workers: int,
-    steps: int,
-    lr: float,
-    cost: float = 0.0,
+    gradient: Contribution, weights: Tensor, workers: int, steps: int, lr: float, cost: float = 0.0
 ) -> list[Task]:
     """Return training as a graph of two jobs a step: gradients, then a shuffle of slices that are updated.
 
@@ -30,7 +28,7 @@ def two_jobs(
     Parameters
     ----------
     gradient : callable
-        ``gradient(step, worker, weights)`` gives a worker's contribution, of the shape of the weights.
+        See :data:`Contribution`.
     weights : Tensor, shape (n,)
         At first.
     workers, steps : int
@@ -54,9 +52,7 @@ def two_jobs(
     return graph
 
 
-def _gradient(
-    gradient: Callable[[int, int, Tensor], Tensor], step: int, worker: int, *slices: Tensor
-) -> Tensor:
+def _gradient(gradient: Contribution, step: int, worker: int, *slices: Tensor) -> Tensor:
     return gradient(step, worker, torch.cat(slices))
 
 

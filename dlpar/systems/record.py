@@ -11,10 +11,11 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.launch import JobFailed
+from dlpar.jobs.launch import JobFailed, spmd
 from dlpar.jobs.run import Run
 from dlpar.lab.sweep import run_all
 
@@ -103,6 +104,23 @@ class Found:
     held: bool | None
 
 
+def program(path: str, *given: Any, ranks: int, platform: str = "cpu-10gbe", **where: Any) -> Program:
+    """Return a program that runs a function on simulated ranks, by its name, since its module loads torch.
+
+    Parameters
+    ----------
+    path : str
+        Such as ``"words:train"``, in this package; called with the ranks' communicator and what is given.
+    """
+    where = {"world": "simulated", **where, "platform": platform_file(platform)}
+    return lambda: spmd(called(path), *given, workers=ranks, **where)
+
+
+def called(path: str) -> Callable[..., Any]:
+    """Return a function of this package, such as ``"words:accuracy"``."""
+    return resolve_name(f"dlpar.systems.{path}")
+
+
 def find(name: str, systems: Iterable[System]) -> System:
     """Return the system of a name.
 
@@ -159,14 +177,20 @@ def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experi
     **fields
         Of the experiment.
     """
-    where = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": payload}
+    where = {
+        "world": "simulated",
+        "messages": "sizes",
+        "platform": platform_file(platform),
+        "stand_in_for": payload,
+    }
     cluster = {**where, **fields.pop("cluster", {})}
     return Experiment(scaling="weak", evaluate_every=100_000, cluster=cluster, **fields)
 
 
 def platform_file(name: str) -> str:
-    """Return the path of a platform that a system was measured on, as ``cluster.platform`` takes it."""
-    return str(Path(__file__).with_name("platforms") / f"{name}.toml")
+    """Return the path of a platform that a system was measured on, as ``cluster.platform`` takes it; or the name."""
+    file = Path(__file__).with_name("platforms") / f"{name}.toml"
+    return str(file) if file.exists() else name
 
 
 def rate(run: Run) -> float:
@@ -193,9 +217,8 @@ def same_as_alone(**fields: Any) -> dict[str, Experiment]:
     training = {"workers": 4, "steps": 20, "dtype": "float64", "evaluate_every": 1000}
     cluster = {"world": "simulated", **fields.pop("cluster", {})}
     system = Experiment(**{**training, **fields}, cluster=cluster)
-    kept = {
-        name: value for name, value in fields.items() if name in ("model", "data", "optimizer", "batch", "lr")
-    }
+    of_one = ("model", "data", "optimizer", "batch", "lr")
+    kept = {name: value for name, value in fields.items() if name in of_one}
     alone = Experiment(**{**training, **kept, "workers": 1}, cluster={"world": "simulated"})
     return {"system": system, "one process": alone}
 

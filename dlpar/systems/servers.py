@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.launch import spmd
 from dlpar.systems.record import (
     PARITY,
     Figure,
@@ -16,7 +17,8 @@ from dlpar.systems.record import (
     System,
     apart,
     by_sizes,
-    platform_file,
+    called,
+    program,
     rate,
     same_as_alone,
     shape,
@@ -58,46 +60,34 @@ def _sharded() -> dict[str, Experiment]:
 
 
 def _bounded() -> dict[str, Experiment]:
-    kinds = {"bsp": {"consistency": "bsp"}, "ssp": {"consistency": "ssp", "staleness": 4}}
-    return {
-        name: learning(ps(servers=2, **kind), {"kind": "exponential", "delay_ms": 10.0})
-        for name, kind in kinds.items()
-    }
+    uneven = {"kind": "exponential", "delay_ms": 10.0}
+    kinds = {"bsp": {}, "ssp": {"consistency": "ssp", "staleness": 4}}
+    return {name: learning(ps(servers=2, **kind), uneven) for name, kind in kinds.items()}
 
 
-def _words(staleness: int = 0, threshold: float = 0.0) -> list[dict[str, Any]]:
-    """Classify docstrings with 4 workers and a table on 2 servers; return what each rank counted."""
-    from dlpar.systems.words import train  # here, because it loads torch
-
-    where = {"world": "simulated", "platform": "cpu-10gbe"}
-    return spmd(train, 2, 40, 48, 2.0, staleness, threshold, workers=6, **where)
+def _words(staleness: int = 0, threshold: float = 0.0) -> Program:
+    """Classify docstrings with 4 workers and a table on 2 servers; each rank returns what it counted."""
+    given = 2, 40, 48, 2.0, staleness, threshold
+    return program("words:train", *given, ranks=6)
 
 
 def share(found: list[dict[str, Any]], part: str, *whole: str) -> float:
     """Return the share of what the workers counted under one name in that under several."""
-    counted = [each for each in found if "gets" in each]
-    return sum(each.get(part, 0) for each in counted) / sum(
-        each.get(name, 0) for each in counted for name in whole
-    )
+    counted = sum((Counter(each) for each in found if "gets" in each), Counter())
+    return counted[part] / sum(counted[name] for name in whole)
 
 
 def _right(found: list[dict[str, Any]]) -> float:
-    from dlpar.systems.words import accuracy
-
-    return accuracy(found, 2)
-
-
-def _portions(number: int, backup: bool = True, slow: float = 10.0) -> list[Any]:
-    """Run Sandblaster with 4 workers, of which the last is slow, and return what each rank returns."""
-    from dlpar.systems.least_squares import minimise  # here, because it loads torch
-
-    return spmd(minimise, number, backup, slow, workers=7, world="simulated", platform="cpu-10gbe")
+    return called("words:accuracy")(found, 2)
 
 
 def _off(found: list[Any]) -> float:
-    from dlpar.systems.least_squares import error
+    return called("least_squares:error")(found)
 
-    return error(found)
+
+def _portions(number: int, backup: bool = True) -> Program:
+    """Run Sandblaster with 4 workers, of which the last is ten times slower."""
+    return program("least_squares:minimise", number, backup, 10.0, ranks=7)
 
 
 def _within_bound(runs: Runs) -> bool:
@@ -119,10 +109,8 @@ def _backup() -> dict[str, Experiment]:
 def per_machine(runs: Runs, backup: int) -> float:
     """Steps a second of each machine with so many backup workers, times those with none."""
 
-    def pace(b: int) -> float:
-        return rate(runs[f"b = {b}"]) / (50 + b)
-
-    return pace(backup) / pace(0)
+    pace = {b: rate(runs[f"b = {b}"]) / (50 + b) for b in (0, backup)}
+    return pace[backup] / pace[0]
 
 
 def _best(runs: Runs) -> int:
@@ -131,35 +119,21 @@ def _best(runs: Runs) -> int:
 
 def _minerva() -> dict[str, Experiment | Program]:
     # The batch grows with the GPUs, as in Minerva's table.
-    return {
-        f"{model}, {n} GPUs": by_sizes(
-            platform_file("titan"), model, workers=n, batch=batch, steps=3, sync="ring"
-        )
+    runs: dict[str, Experiment | Program] = {
+        f"{model}, {n} GPUs": by_sizes("titan", model, workers=n, batch=batch, steps=3, sync="ring")
         for model, batch in (("alexnet", 256), ("vgg16", 24), ("googlenet", 120))
         for n in (1, 2, 4)
-    } | {"dataflow": _dataflow}
+    }
+    return runs | {"dataflow": program("jobs_of_a_driver:descent", 10, 0.1, ranks=4)}
 
 
-def _dataflow() -> float:
-    from dlpar.systems.jobs_of_a_driver import descent  # here, because it loads torch
-
-    return max(spmd(descent, 10, 0.1, workers=4, world="simulated"))
-
-
-def _paced(platform: str, layers: list[Layer], devices: int, model: int, batch: int = 128) -> float:
+def _on_paper(
+    platform: str, layers: Sequence[Layer], devices: int, model: int, batch: int, slower: float = 1.0
+) -> float:
     """Return samples a second of a model on paper, of which `model` devices share each layer."""
-    from dlpar.systems.on_paper import seconds  # here, because it loads torch
-
-    where = {"world": "simulated", "messages": "sizes", "platform": platform_file(platform)}
-    return batch / max(spmd(seconds, layers, model, batch, workers=devices, **where))
-
-
-def _on_paper(gpus: int, model: int) -> float:
-    """Return images a second of AlexNet on GTX Titans, one of which has Minerva's rate."""
-    net = workload("alexnet")
-    slower = 1.5e12 / 189.63 / net.flops
-    return _paced(
-        "titan", [each.model_copy(update={"flops": slower * each.flops}) for each in net.layers], gpus, model
+    given = layers, model, batch, slower
+    return batch / max(
+        program("on_paper:seconds", *given, ranks=devices, platform=platform, messages="sizes")()
     )
 
 
@@ -170,19 +144,15 @@ def _speech(machines: int) -> float:
         Layer(name=f"layer {number}", parameters=m * n, flops=6 * m * n, outputs=n)
         for number, (m, n) in enumerate(pairwise(widths), 1)
     ]
-    return _paced("distbelief", layers[::-1], machines, machines, 20)
+    return _on_paper("distbelief", layers[::-1], machines, machines, 20)
 
 
 def _mariana() -> dict[str, Experiment | Program]:
     split = {"kind": "tensor", "tensor": 2}
-    cuts = {
-        "1 GPU": (1, 1),
-        "2 share a model": (2, 2),
-        "2 × 2": (4, 2),
-        "4 replicas": (4, 1),
-        "4 share": (4, 4),
-    }
-    paper = {name: partial(_on_paper, *cut) for name, cut in cuts.items()}
+    cuts = {"1 GPU": (1, 1), "2 × 2": (4, 2), "4 share": (4, 4)}
+    net = workload("alexnet")
+    slower = 1.5e12 / 189.63 / net.flops  # one GPU has Minerva's rate
+    paper = {name: partial(_on_paper, "titan", net.layers, *cut, 128, slower) for name, cut in cuts.items()}
     return same_as_alone(model={"width": 64}, split=split) | paper
 
 
@@ -194,14 +164,8 @@ def _caffe() -> dict[str, Experiment | Program]:
         for nodes in (1, 8)
     }
     slices = {f"slices, {name}": each for name, each in same_as_alone(split={"zero": 1}).items()}
-    return executors | slices | same_as_alone(sync={**DEVICES, "node_size": 2}) | {"features": _features}
-
-
-def _features() -> tuple[float, float, float]:
-    """Return the accuracies of a network, and of logistic regression on its features and on pixels."""
-    from dlpar.systems.features import extract_and_classify  # here, because it loads torch
-
-    return spmd(extract_and_classify, workers=4, world="simulated")[0]
+    sums = same_as_alone(sync={**DEVICES, "node_size": 2})
+    return executors | slices | sums | {"features": program("features:extract_and_classify", ranks=4)}
 
 
 def _adam() -> dict[str, Experiment]:
@@ -239,17 +203,14 @@ def _singa() -> dict[str, Experiment]:
 
 
 def _mxnet() -> dict[str, Experiment]:
-    two = {"groups in step": "bsp", "free groups": "asp"}
-    levels = {
-        name: learning(ps(groups=2, consistency="asp", group_consistency=kind), SLOW)
-        for name, kind in two.items()
-    }
+    free, kinds = ps(groups=2, consistency="asp"), {"groups in step": "bsp", "free groups": "asp"}
+    levels = {name: learning({**free, "group_consistency": kind}, SLOW) for name, kind in kinds.items()}
     return same_as_alone(sync=ps(groups=2)) | levels
 
 
 def _averaged() -> dict[str, Experiment | Program]:
     methods = ("local", "block_momentum")
-    return {"table": _words} | {
+    return {"table": _words()} | {
         method: learning(ps(servers=2), averaging={"method": method, "period": 10}) for method in methods
     }
 
@@ -294,8 +255,8 @@ SYSTEMS = (
         "distbelief_sandblaster", "DistBelief, Sandblaster L-BFGS", 2012, "J. Dean et al., NIPS 2012, section 4.2",
         "synchronous", "sharded", "one model",
         "a coordinator sends scalars to shards that hold all vectors; workers ask for portions of the batch",
-        lambda: {"a share each": partial(_portions, 4, False), "32 portions": partial(_portions, 32, False),
-                 "with backups": partial(_portions, 32)},
+        lambda: {"a share each": _portions(4, False), "32 portions": _portions(32, False),
+                 "with backups": _portions(32)},
         (shape("the weights of torch's LBFGS on diabetes, to 1e-9", lambda runs: _off(runs["with backups"]) < 1e-9),
          shape("32 portions take less than half the time of a share each, one of four workers ten times slower",
                lambda runs: 2 * runs["32 portions"][0].seconds < runs["a share each"][0].seconds),
@@ -305,7 +266,7 @@ SYSTEMS = (
     System(
         "parameter_server", "Parameter server", 2014, "M. Li et al., OSDI 2014", "bounded staleness", "sharded",
         "one model", "key ranges on servers, a bounded delay; rows pushed and pulled sparsely, with keys cached",
-        lambda: {**_bounded(), "words": _words, "words, filtered": partial(_words, threshold=0.02)},
+        lambda: {**_bounded(), "words": _words(), "words, filtered": _words(threshold=0.02)},
         (shape("a step needs less than a fifth of the rows (4 workers, 1,000 words)",
                lambda runs: runs["words"][0]["gets"] < 0.2 * 40 * 1000),
          shape("half of the row numbers are known to the server and not sent",
@@ -346,14 +307,14 @@ SYSTEMS = (
         "synchronous", "decentralised", "one model",
         "a dataflow of tasks, each started when its inputs are there; replicas on the GPUs of one machine", _minerva,
         (shape("descent as a dataflow of tasks over four devices is that of one process, to 1e-9",
-               lambda runs: runs["dataflow"] < 1e-9),
+               lambda runs: max(runs["dataflow"]) < 1e-9),
          *(Figure(f"{key}, images/s (one GPU: fitted)", published, lambda runs, key=key: rate(runs[key]), 0.2)
            for key, published in MINERVA.items())),
     ),
     System(
         "petuum_ssp", "Petuum, stale synchronous parallel", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
         "sharded", "one model", "a worker may be s clocks ahead, and its cached rows s clocks old",
-        lambda: {**_bounded(), "table, s = 3": partial(_words, 3), "table, s = 0": _words},
+        lambda: {**_bounded(), "table, s = 3": _words(3), "table, s = 0": _words()},
         (shape("a cache of rows up to 3 clocks old avoids over a quarter of the pulls",
                lambda runs: share(runs["table, s = 3"], "pulled", "gets") < 0.75),
          shape("and costs at most 3 points of accuracy",
@@ -406,7 +367,7 @@ SYSTEMS = (
          shape("peers that own slices: the losses of one process, to 1e-9",
                lambda runs: apart(runs["slices, one process"], runs["slices, system"]) < 1e-9),
          shape("logistic regression by map-reduce on 16 features is as right as the network, within 2 points",
-               lambda runs: abs(runs["features"][1] - runs["features"][0]) < 0.02),
+               lambda runs: abs(runs["features"][0][1] - runs["features"][0][0]) < 0.02),
          shape("8 executors are more than 4 times as fast as one",
                        lambda runs: rate(runs["8 executors of 4"]) > 4 * rate(runs["1 executors of 4"]))),
         missing="snapshots",

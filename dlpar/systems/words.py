@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dlpar.comm import Comm
 from dlpar.config.generator import generator
@@ -18,16 +19,14 @@ def texts() -> Dataset:
     return load(Data(name="docstrings"), 0, torch.float64, "logistic")
 
 
-def batch(
-    data: Dataset, step: int, size: int, worker: int, workers: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(data: Dataset, step: int, size: int, worker: int, workers: int) -> tuple[Tensor, Tensor]:
     """Return a worker's share of a step's global batch."""
     drawn = torch.from_numpy(generator(0, "words", step).permutation(len(data.train_x))[:size])
     own = drawn.tensor_split(workers)[worker]
     return data.train_x[own], data.train_y[own]
 
 
-def direction(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, size: int) -> torch.Tensor:
+def direction(x: Tensor, y: Tensor, weights: Tensor, size: int) -> Tensor:
     """Return the gradient of the weights of softmax regression: its contribution to the mean over a global batch."""
     errors = (x @ weights).softmax(dim=1)
     errors[torch.arange(len(y)), y] -= 1

@@ -14,7 +14,7 @@ from simulations import run as on_ranks
 
 from dlpar import spmd
 from dlpar.split.task_graph import From, Task, depth, run, schedule, stages, to_the_end, work
-from dlpar.systems.jobs_of_a_driver import two_jobs
+from dlpar.systems.jobs_of_a_driver import two_jobs, word_count
 from dlpar.worlds.platforms import Device, Link
 
 
@@ -89,40 +89,17 @@ def test_a_simulated_run_takes_as_long_as_its_schedule_says_if_messages_are_quic
 WORDS = ["a b a c", "b b d a", "c d d d"]
 
 
-def word_count(keys: int) -> list[Task]:
-    """textFile, map to counts by key, groupByKey, join with a table of weights: each key's count times its number."""
-    graph = []
-    for number, line in enumerate(WORDS):
-        of = torch.tensor([float("abcd".index(word)) for word in line.split()], dtype=torch.float64)
-        graph.append(Task(f"text {number}", lambda of=of: of, len(of)))
-        count = lambda x: torch.bincount(x.long(), minlength=4).double()
-        graph.append(Task(f"map {number}", count, 4, (From(f"text {number}"),)))
-    for k in range(keys):
-        size = len(range(4)[slice(*divmod_span(4, keys, k))])
-        from_all = tuple(From(f"map {number}", k, keys) for number in range(len(WORDS)))
-        graph.append(Task(f"group {k}", lambda *x: sum(x), size, from_all))
-        table = torch.arange(4, dtype=torch.float64).tensor_split(keys)[k]
-        graph.append(Task(f"table {k}", lambda table=table: table, size))
-        graph.append(Task(f"join {k}", lambda x, y: x * y, size, (From(f"group {k}"), From(f"table {k}"))))
-    return graph
-
-
-def divmod_span(size: int, parts: int, part: int) -> tuple[int, int]:
-    cut = torch.arange(size).tensor_split(parts)[part]
-    return int(cut[0]), int(cut[-1]) + 1
-
-
 @pytest.mark.parametrize("keys", [1, 2, 3])
 def test_a_shuffle_groups_by_key_and_a_join_meets_another_table(keys):
-    graph = word_count(keys)
+    graph = word_count(WORDS, "abcd", keys)
     found = on_ranks(partial(run, graph=graph, driver=1.0), 4)
     together = {name: tensor for each in found for name, tensor in each.items()}
     joined = torch.cat([together[f"join {k}"] for k in range(keys)]).tolist()
     counts = Counter(" ".join(WORDS).split())
     assert joined == [counts[word] * number for number, word in enumerate("abcd")]
     number = stages(graph)
-    assert {number["text 0"], number["map 0"]} == {0}  # narrow: a map stays with its text
-    assert number["group 0"] == 1 and number["join 0"] == 2
+    assert {number["textFile 0"], number["map 0"]} == {0}  # narrow: a map stays with its text
+    assert number["groupByKey 0"] == 1 and number["join 0"] == 2
 
 
 def quadratic(step: int, worker: int, weights: torch.Tensor) -> torch.Tensor:
