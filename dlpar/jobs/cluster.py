@@ -44,7 +44,7 @@ def launch_workers(n: int, script: str | Path, timeout: float = 600.0, **cluster
     Parameters
     ----------
     n : int
-        Processes, 1 to 64.
+        Processes, from 1.
     script : str or Path
         A file of Python.
     timeout : float, default 600
@@ -73,7 +73,7 @@ def run_cluster(
     Parameters
     ----------
     n_workers, n_ps : int
-        Processes of each role; at most 64 together.
+        Processes of each role: from 1 worker, and from 0 servers.
     worker_script, ps_script : str or Path
         Their files of Python.
     timeout, **cluster
@@ -115,7 +115,9 @@ def stop_workers(workers: Sequence[Worker]) -> None:
 def _launch(
     roles: Mapping[str, tuple[int, str | Path]], timeout: float, cluster: Mapping[str, Any]
 ) -> list[Worker]:
-    for role, (_, script) in roles.items():
+    for role, (count, script) in roles.items():
+        if count < (least := int(role == "worker")):
+            raise BadExperiment(f"{role} processes: got {count}, allowed is a whole number from {least}")
         if not Path(script).is_file():
             raise BadExperiment(
                 f"{role} script: got {str(script)!r}, allowed is the path of a file of Python"

@@ -111,8 +111,7 @@ def title(sizes: Mapping[str, int]) -> str:
 
 def sizes_of(experiment: Experiment) -> dict[str, int]:
     """Return the axes of an experiment's workers, the outermost first; `data` counts the replicas."""
-    model = experiment.split.axes(experiment.workers)
-    sizes = {"data": experiment.replicas, **model}
+    sizes = {"data": experiment.replicas, **experiment.split.axes(experiment.workers)}
     order = [axis for axis in getattr(experiment.split, "order", "").split(",") if axis]
     return {axis: sizes[axis] for axis in order or sizes}
 

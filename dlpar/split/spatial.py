@@ -63,15 +63,11 @@ class SpatialSplit(LayerwiseSplit):
     def gradient(self, step: int) -> None:
         super().gradient(step)
         with self.record.span("reduce"):
-            self.reduce()
+            if not self.tiled:  # tiles have weights of their own
+                ring_allreduce(self.mesh.comm, self.of_pieces)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super()._forward(x[self.tile], y)
-
-    def reduce(self) -> None:
-        """Add up the gradients of weights over the pieces of images; tiles have weights of their own."""
-        if not self.tiled:
-            ring_allreduce(self.mesh.comm, self.of_pieces)
 
     def whole(self) -> nn.Module | None:
         if not self.tiled:

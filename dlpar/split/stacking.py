@@ -99,5 +99,5 @@ def _seen_by(number: int, dataset: Dataset) -> Dataset:
 
 def block_of(number: int, task: Task) -> nn.Sequential:
     """Build a block with its first weights, each block's its own, on the CPU."""
-    own = task.experiment.replace(seed=task.experiment.seed + number)
-    return models.build(own, _seen_by(number, task.dataset))
+    seed = task.experiment.seed + number
+    return models.build(task.experiment.replace(seed=seed), _seen_by(number, task.dataset))

@@ -61,13 +61,17 @@ Graph = Sequence[Task]
 
 
 def check(graph: Graph) -> None:
-    """Raise `ValueError` if a name comes twice, or if a task stands before one of its inputs."""
+    """Raise `ValueError` if a name comes twice, or an input comes later than its task, or is a part there is not."""
     known: set[str] = set()
     for task in graph:
         if task.name in known:
             raise ValueError(f"graph: got task {task.name!r} twice, allowed is each name once")
         if missing := [each.task for each in task.inputs if each.task not in known]:
             raise ValueError(f"graph: got input {missing[0]!r} of {task.name!r}, allowed is a task before it")
+        if wrong := [each for each in task.inputs if not 0 <= each.part < each.parts]:
+            raise ValueError(
+                f"graph: got {wrong[0]} for {task.name!r}, allowed is a part from 0 to parts - 1"
+            )
         known.add(task.name)
 
 

@@ -33,8 +33,7 @@ class TensorSplit(LayerwiseSplit):
         super().__init__(task)
         # Layers charge for their computing as it happens, so a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
-        layers = self.replica.model.children()
-        self._overlapping = [layer for layer in layers if isinstance(layer, Overlapping)]
+        self._overlapping = [each for each in self.replica.model.children() if isinstance(each, Overlapping)]
         for layer in self._overlapping:
             task.memory.hold("gathered", layer.copies)
 

@@ -80,6 +80,8 @@ def sandblaster(
     slow : float, default 1
         Times that the last worker needs for a portion, of what the others need.
     """
+    if min(shards, portions) < 1:
+        raise ValueError(f"portions: got {portions} for {shards} shards, allowed is 1 or more of both")
     if comm.size < (least := shards + 2):
         raise ValueError(f"comm: got {comm.size} ranks, allowed with {shards} shards is at least {least}")
     if comm.rank == 0:

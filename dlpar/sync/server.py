@@ -73,9 +73,8 @@ class Server:
         self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
         # Pushes of a client at a time: those of its whole group, if each of them goes up alone.
-        sync, self.at_once = experiment.sync, 1
-        if sync.group_consistency == "asp":
-            self.at_once = experiment.workers // len(self.clients)
+        sync = experiment.sync
+        self.at_once = experiment.workers // len(self.clients) if sync.group_consistency == "asp" else 1
         self.total = (
             len(self.clients) * self.at_once * experiment.steps // (sync.group_period or sync.push_every)
         )
@@ -95,7 +94,8 @@ class Server:
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Do what a message of a client asks for."""
         self.inbox = inbox
-        {Kind.PUSH: self._push, Kind.PULL: self._wait, Kind.LEAVE: self._leave}[Kind(kind)](client)
+        take: dict[int, Any] = {Kind.PUSH: self._push, Kind.PULL: self._let_go, Kind.LEAVE: self._leave}
+        take[kind](client)
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
@@ -112,7 +112,7 @@ class Server:
         if self.separate:
             self._let_go()
         else:
-            self._wait(client)
+            self._let_go(client)
 
     def _add(self, client: int, weight: float) -> None:
         wire = self.inbox[: self.wire_bytes]
@@ -127,22 +127,19 @@ class Server:
         else:
             torch.mul(gradient, weight, out=self.sum)
 
-    def _wait(self, client: int) -> None:
-        self._let_go([client])
-
     def _leave(self, client: int) -> None:
         self.left.append(client)
         self.clock.leave(client)
         self._let_go()  # no client waits for one that has stopped pushing
 
-    def _let_go(self, come: Sequence[int] = ()) -> None:
+    def _let_go(self, *come: int) -> None:
         """Answer those who wait, or have come, and may go on."""
-        state = self.state()
+        state, asking = self.state(), list(come)
         if state != self.judged:  # otherwise nothing has changed for waiting clients
-            come, self.waiting, self.judged = [*self.waiting, *come], [], state
+            asking, self.waiting, self.judged = [*self.waiting, *come], [], state
         # When no step is left to start, no client waits for the slowest.
-        go = [c for c in come if not state[1] or self.may_start(c)]
-        self.waiting += [c for c in come if c not in set(go)] if len(go) < len(come) else []
+        go = [c for c in asking if not state[1] or self.may_start(c)]
+        self.waiting += [c for c in asking if c not in set(go)] if len(go) < len(asking) else []
         for client in go:
             self._answer(client, self.clock[client] - self.clock.slowest)
 
@@ -191,7 +188,7 @@ class WithBackup(Server):
             return super()._push(client)
         self.staleness[client] = self.version - self.read[client]
         self.pushes += 1
-        self._wait(client)
+        self._let_go(client)
 
     def state(self) -> tuple[int, bool]:
         return self.version, self.goes_on()
