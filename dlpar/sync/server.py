@@ -84,7 +84,7 @@ class Server:
     def resume(self) -> None:
         """Answer all clients of a run that is resumed, as after their last pushes."""
         self.started, self.read = self.pushes, dict.fromkeys(self.clients, -1)
-        self._let_go(self.clients)
+        self._let_go(*self.clients)
 
     def read_by(self, codec: Codec | None) -> None:
         """Decode pushes by a codec from now on; None: they are gradients."""

@@ -54,7 +54,7 @@ SYSTEMS = (
         missing="containers with processors and memory of their own",
     ),
     System(
-        "tensorflow_cloud", "TensorFlow on Cloud ML and Azure", 2017,
+        "tensorflow_cloud", "TensorFlow, Cloud ML, Azure", 2017,
         "Google Cloud ML Engine; Azure, distributed training (TF_CONFIG)", "synchronous", "centralised", "one model",
         "run_cluster gives workers and servers one cluster specification, TF_CONFIG; their scripts train",
         lambda: {"3 workers, 1 server": _cluster},

@@ -58,7 +58,8 @@ def field(lab: str, slide: bool = False) -> Markdown:
     if slide:
         chosen = [work for work in chosen if work.get("slide")][:3]
     rows = [(work["who"], work["did"], work["reported"], _here(work.get("system"), slide)) for work in chosen]
-    heads = ("system or work", "what they did", "what they reported", "runs here")
+    told = "what they reported" if works()[lab] else "what is compared"
+    heads = ("system or work", "what they did", told, "runs here")
     return _table(heads, rows)
 
 

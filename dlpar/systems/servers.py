@@ -312,7 +312,7 @@ SYSTEMS = (
            for key, published in MINERVA.items())),
     ),
     System(
-        "petuum_ssp", "Petuum, stale synchronous parallel", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
+        "petuum_ssp", "Petuum, SSP", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
         "sharded", "one model", "a worker may be s clocks ahead, and its cached rows s clocks old",
         lambda: {**_bounded(), "table, s = 3": _words(3), "table, s = 0": _words()},
         (shape("a cache of rows up to 3 clocks old avoids over a quarter of the pulls",
@@ -349,7 +349,7 @@ SYSTEMS = (
                                 lambda runs: rate(runs["async"]) > 2 * rate(runs["sync"]))),
     ),
     System(
-        "tensorflow_sync", "TensorFlow, synchronous replicas", 2016, "M. Abadi et al., OSDI 2016, section 4.4",
+        "tensorflow_sync", "TensorFlow, synchronous", 2016, "M. Abadi et al., OSDI 2016, section 4.4",
         "synchronous", "sharded", "one model", "a barrier at the servers: all gradients of a step are averaged",
         lambda: same_as_alone(sync=ps(servers=2)), (PARITY,),
     ),
