@@ -19,10 +19,6 @@ def _ended(workers: Any) -> dict[str, Any]:
         stop_workers(workers)
 
 
-def _cluster() -> dict[str, Any]:
-    return _ended(run_cluster(3, 1, SCRIPTS / "worker.py", SCRIPTS / "server.py", timeout=50))
-
-
 def _workers(count: int) -> dict[str, Any]:
     return _ended(launch_workers(count, SCRIPTS / "shares.py", timeout=50))
 
@@ -57,7 +53,8 @@ SYSTEMS = (
         "tensorflow_cloud", "TensorFlow, Cloud ML, Azure", 2017,
         "Google Cloud ML Engine; Azure, distributed training (TF_CONFIG)", "synchronous", "centralised", "one model",
         "run_cluster gives workers and servers one cluster specification, TF_CONFIG; their scripts train",
-        lambda: {"3 workers, 1 server": _cluster},
+        lambda: {"3 workers, 1 server": lambda: _ended(
+            run_cluster(3, 1, SCRIPTS / "worker.py", SCRIPTS / "server.py", timeout=50))},
         (shape("four processes that find each other by TF_CONFIG descend as one process, to 1e-9", _descends),),
         missing="TensorFlow itself; machines that are rented",
     ),

@@ -21,10 +21,6 @@ def _gossip() -> dict[str, Experiment]:
     return {name: learning(each, SLOW, workers=8) for name, each in sync.items()}
 
 
-def _sgp() -> dict[str, Experiment]:
-    return {"push-sum": learning({"scheme": "gossip", "exchange": "push_sum", "topology": "exp2"})}
-
-
 def _hogwild() -> dict[str, Experiment]:
     training = dict(workers=4, batch=4, steps=600, lr=0.25, sync={"scheme": "hogwild", "sparse": True})
     texts = Experiment(model="logistic", data="docstrings", cluster={"threads": 1}, **training)
@@ -57,6 +53,8 @@ SYSTEMS = (
     ),
     System(
         "sgp", "Stochastic gradient push", 2019, "M. Assran et al., ICML 2019, arXiv 1811.10792", "synchronous",
-        "decentralised", "averaged models", "push-sum along a directed exponential graph", _sgp, (learns("push-sum"),),
+        "decentralised", "averaged models", "push-sum along a directed exponential graph",
+        lambda: {"push-sum": learning({"scheme": "gossip", "exchange": "push_sum", "topology": "exp2"})},
+        (learns("push-sum"),),
     ),
 )  # fmt: skip

@@ -34,6 +34,9 @@ SLOW = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
 DEVICES = {"scheme": "ring", "allreduce": "hierarchical"}
 """An all-reduce over the devices of a node, then between nodes."""
 
+SPLIT = {"kind": "tensor", "tensor": 2}
+"""A model that two ranks share."""
+
 ALONE = {"world": "simulated", "platform": "cpu-10gbe"}
 
 
@@ -46,11 +49,6 @@ def learning(sync: dict[str, Any], delays: dict[str, Any] = STEADY, **fields: An
     """Return a training of digits that shows staleness and accuracy; delays, not FLOPs, take the time."""
     usual = {"workers": 8, "batch": 64, "steps": 100, "lr": 0.2, "evaluate_every": 1000}
     return Experiment(**{**usual, **fields}, sync=sync, delays=delays, cluster=ALONE)
-
-
-def staleness(runs: Runs, name: str) -> float:
-    """Mean staleness of a run's pushes, in updates."""
-    return float(runs[name].summary["staleness"]["mean"])
 
 
 def _sharded() -> dict[str, Experiment]:
@@ -148,12 +146,11 @@ def _speech(machines: int) -> float:
 
 
 def _mariana() -> dict[str, Experiment | Program]:
-    split = {"kind": "tensor", "tensor": 2}
     cuts = {"1 GPU": (1, 1), "2 × 2": (4, 2), "4 share": (4, 4)}
     net = workload("alexnet")
     slower = 1.5e12 / 189.63 / net.flops  # one GPU has Minerva's rate
     paper = {name: partial(_on_paper, "titan", net.layers, *cut, 128, slower) for name, cut in cuts.items()}
-    return same_as_alone(model={"width": 64}, split=split) | paper
+    return same_as_alone(model={"width": 64}, split=SPLIT) | paper
 
 
 def _caffe() -> dict[str, Experiment | Program]:
@@ -169,8 +166,7 @@ def _caffe() -> dict[str, Experiment | Program]:
 
 
 def _adam() -> dict[str, Experiment]:
-    split = {"kind": "tensor", "tensor": 2}
-    free = learning(ps(consistency="asp", servers=2), workers=8, split=split, model={"width": 64}, steps=60)
+    free = learning(ps(consistency="asp", servers=2), split=SPLIT, model={"width": 64}, steps=60)
     small = same_as_alone(batch=8, model={"width": 256}, sync=ps(servers=2, factors=True))
     gradients = small["system"].replace(sync={"factors": False})
     return {"asynchronous replicas": free, **small, "gradients": gradients}
@@ -183,8 +179,7 @@ def _downpour() -> dict[str, Experiment | Program]:
         name: learning(ps(consistency="asp", push_every=push, fetch_every=fetch, servers=2), **rule)
         for name, (push, fetch) in periods.items()
     }
-    split = {"kind": "tensor", "tensor": 2}
-    parts = {"replicas of a split model": learning(ps(consistency="asp", servers=2), split=split, **rule)}
+    parts = {"replicas of a split model": learning(ps(consistency="asp", servers=2), split=SPLIT, **rule)}
     return whole | parts | {f"{n} machines": partial(_speech, n) for n in MACHINES}
 
 
@@ -215,10 +210,6 @@ def _averaged() -> dict[str, Experiment | Program]:
     }
 
 
-def _sent(runs: Runs, name: str) -> float:
-    return runs[name].summary["bytes_sent"]
-
-
 def _pushed(runs: Runs, name: str) -> float:
     return float(runs[name].steps["bytes"].sum())
 
@@ -245,7 +236,7 @@ SYSTEMS = (
         "one model", "replicas push every n_push steps to shards that run Adagrad, and fetch every n_fetch", _downpour,
         (*map(learns, ("every 1", "every 10", "push 2, fetch 10", "replicas of a split model")),
          shape("over nine times fewer bytes with n = 10",
-               lambda runs: _sent(runs, "every 1") > 9 * _sent(runs, "every 10")),
+               lambda runs: _pushed(runs, "every 1") > 9 * _pushed(runs, "every 10")),
          Figure("speed-up of a speech model of 42 million weights that 8 machines share (figure 3)", 2.2,
                 lambda runs: runs["8 machines"] / runs["1 machines"], 0.15, "fitted"),
          shape("with 8 of 1 to 32 machines it is the fastest",
@@ -337,7 +328,7 @@ SYSTEMS = (
         "hierarchical", "one model", 
         "n-softsync: an update takes N/n gradients; leaf servers sum their group's", _rudra,
         tuple(Figure(f"mean staleness of {n}-softsync, 30 workers (updates)", n,
-                     lambda runs, n=n: staleness(runs, f"n = {n}"), 0.15) for n in (1, 15, 30))
+                     lambda runs, n=n: runs[f"n = {n}"].summary["staleness"]["mean"], 0.15) for n in (1, 15, 30))
         + (shape("of 10,000 pushes less than one is over 2 n updates old (section 2.4)",
                  lambda runs: all(_oldest(runs, n) < 1e-4 for n in (1, 15, 30))),),
     ),
