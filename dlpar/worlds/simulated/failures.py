@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import count
 
 from dlpar.config.generator import generator
 
@@ -34,14 +34,13 @@ def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
     """Yield times of failures without end; the seconds between them are exponential with this mean."""
     draw, at = generator(seed, "failures"), 0.0
     while True:
-        for gap in draw.exponential(mtbf, 1000).tolist():
-            at += gap
-            yield at
+        at += draw.exponential(mtbf)
+        yield at
 
 
 def at_intervals(seconds: float) -> Iterator[float]:
     """Yield times of failures without end, at equal intervals."""
-    return (n * seconds for n, _ in enumerate(repeat(None), start=1))
+    return (n * seconds for n in count(1))
 
 
 @dataclass
@@ -133,9 +132,7 @@ class FailingJob:
         """Train to the end of some steps, or until `most` deaths are survived; default: by `mtbf`."""
         if deaths is None:
             deaths = at_intervals(self.mtbf) if self.regular else poisson(self.mtbf, seed)
-        life = _Life(self, iter(deaths))
-        life.live(steps, most)
-        return life.out
+        return _Life(self, iter(deaths)).live(steps, most)
 
 
 class _Life:
@@ -149,7 +146,7 @@ class _Life:
         self._saved = 0
         self._plan()
 
-    def live(self, steps: float, most: float) -> None:
+    def live(self, steps: float, most: float) -> Survived:
         job, out = self.job, self.out
         while out.steps < steps and len(out.deaths) < most and min(self._death, steps) < NEVER:
             while self._missing() >= job.replicas:  # none is left who has the weights
@@ -169,6 +166,7 @@ class _Life:
             elif whole == survived < until_joined:
                 self._die(parts)
         self._keep()
+        return out
 
     def _train(self, parts: Counter[str], steps: int) -> None:
         self.out.steps += steps
@@ -181,9 +179,7 @@ class _Life:
         left = (steps - self.out.steps - 1) // self.job.every
         whole = int(max(0, min((self._death - self.out.wall) // cycle, left)))
         self._train(parts, whole * self.job.every)
-        self._spend("snapshot", whole * self.job.snapshot)
-        self._keep()
-        self._plan()
+        self._save(whole * self.job.snapshot)
 
     def _spend(self, kind: str, seconds: float) -> None:
         self.out.wall += seconds
@@ -210,7 +206,10 @@ class _Life:
     def _snapshot(self) -> None:
         if self.job.on_death == "end" and self._death < self.out.wall + self.job.snapshot:
             return self._end("snapshot")
-        self._spend("snapshot", self.job.snapshot)
+        self._save(self.job.snapshot)
+
+    def _save(self, seconds: float) -> None:
+        self._spend("snapshot", seconds)
         self._keep()
         self._plan()
 
