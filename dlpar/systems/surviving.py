@@ -47,26 +47,22 @@ def goodput(
     ends = min(job.step for job in jobs.values()), 2 * min(job.mtbf for job in jobs.values())
     across = theme.log_axis("training between two snapshots (s)", theme.round_numbers(*ends, (1,)), ends=ends)
     figure = blank(450, xaxis=across, yaxis=theme.axis("time spent on steps that count (%)", (0, 100)))
-    rows = []
+    rows, best = [], []
     for (name, job), colour, symbol in zip(jobs.items(), theme.RUNS, theme.MARKERS):
         every = sorted({max(1, round(seconds / job.step)) for seconds in np.geomspace(*ends, POINTS)})
-        own = [
-            (n * job.step, 100 * replace(job, every=n).run(most=failures, seed=seed).goodput) for n in every
-        ]
-        rows += [(name, at, share) for at, share in own]
-        x, y = zip(*own)
+        x = [n * job.step for n in every]
+        y = [100 * replace(job, every=n).run(most=failures, seed=seed).goodput for n in every]
+        rows += [(name, *point) for point in zip(x, y)]
+        best.append(f"{name}: {max(y):.1f} % at {captions.duration(x[y.index(max(y))])}")
         figure.add_scatter(x=x, y=y, **theme.result(name, colour, "simulated", symbol))
         if job.on_death == "end":
             _formulas(figure, job, np.geomspace(*ends, 200), colour)
-    if any(job.on_death == "end" for job in jobs.values()):  # one entry of each in the legend, for all jobs
-        figure.add_scatter(x=[None], y=[None], **theme.predicted_line("exact form"))
-        figure.add_scatter(x=[None], y=[None], **_thin("Young's formula", theme.GREY))
+    for look in (theme.predicted_line("exact form"), _thin("Young's formula", theme.GREY)):
+        figure.add_scatter(x=[None], y=[None], **look)  # one entry in the legend for all jobs
     if asked:
         figure.add_scatter(x=[asked] * 2, y=[0, 100], **theme.predicted_line("you said", theme.ASKED))
-    best = [max((row for row in rows if row[0] == name), key=lambda row: row[2]) for name in jobs]
-    said = "; ".join(f"{name}: {share:.1f} % at {captions.duration(at)}" for name, at, share in best)
     heads = ("job", "between snapshots (s)", "goodput (%)")
-    return captioned(figure, f"Simulated, the best of these intervals: {said}.", (heads, rows))
+    return captioned(figure, f"Simulated, the best of these intervals: {'; '.join(best)}.", (heads, rows))
 
 
 def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) -> None:
@@ -76,17 +72,15 @@ def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) 
     figure.add_scatter(x=across, y=shares, **theme.predicted_line("exact form", colour), showlegend=False)
     across = np.sort([*across, at])
     first = 100 * (1 - job.snapshot / across - across / 2 / job.mtbf - recovery / job.mtbf)
-    y = np.where(first > 0, first, np.nan)
-    figure.add_scatter(
-        x=across, y=y, **_thin("Young's formula", colour, 16 * (across == at)), showlegend=False
-    )
+    look = _thin("Young's formula", colour, 16 * (across == at))
+    figure.add_scatter(x=across, y=np.where(first > 0, first, np.nan), **look, showlegend=False)
 
 
 def _thin(name: str, colour: str, sizes: Any = 0) -> theme.Look:
     """Thin line with strokes of these sizes across it."""
     marker = {"symbol": "line-ns", "size": sizes, "line": {"width": 2, "color": colour}}
-    line = {"mode": "lines+markers", "opacity": theme.FAINT, "line": {"color": colour, "width": 1}}
-    return {"name": name, "marker": marker, **line}
+    look = {"mode": "lines+markers", "opacity": theme.FAINT, "marker": marker}
+    return {"name": name, "line": theme.line_by_source(colour, "measured", 1), **look}
 
 
 def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
