@@ -138,9 +138,11 @@ def evaluate(
 
 
 def role(experiment: Experiment, rank: int) -> str:
-    """Say what a rank is: ``worker``, ``server`` or ``leaf``."""
+    """Say what a rank is: ``worker``, ``server``, ``leaf`` or ``spare``."""
     if rank < experiment.workers:
         return "worker"
+    if rank >= experiment.members:
+        return "spare"
     return "server" if rank < experiment.workers + experiment.sync.server_ranks else "leaf"
 
 

@@ -166,11 +166,13 @@ class World:
         Unit of :meth:`Comm.now`: ``wall``, ``logical`` or ``virtual`` seconds.
     computes : bool
         Whether ranks compute numbers; otherwise buffers are ghosts: sizes without data.
+    watches : bool
+        Whether a receive from any source looks for ranks that have died: no message of theirs would tell it.
     eager : float
         Bytes up to which a send returns at once.  Open MPI's shared memory takes 4,096 in one go, with a header.
     """
 
-    clock, computes = "wall", True
+    clock, computes, watches = "wall", True, False
     eager: float = 4032
 
     def __init__(self, device: torch.device, carrier: str) -> None:
@@ -215,6 +217,14 @@ class World:
         """Wait until this rank's GPU has finished its queue, so that the time can be read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def is_death(self, error: BaseException) -> bool:
+        """Return whether an error says that another rank of this rank's groups has died."""
+        return False
+
+    def survivors(self, comm: Comm) -> Comm:
+        """Form a group of those ranks of `comm` that are left, in their order; all of them call this."""
+        raise NotImplementedError
 
     def state(self) -> dict[str, float]:
         """Facts of this world for a step's record.
@@ -371,6 +381,9 @@ class Recorder(Protocol):
 
     def end(self, steps: int) -> None:
         """Record that the rank did all its steps."""
+
+    def flush(self) -> None:
+        """Write what waits to be written."""
 
 
 class Keeper:

@@ -110,9 +110,19 @@ class Experiment(Part):
         return self
 
     @property
-    def ranks(self) -> int:
-        """Processes of the job: workers, then servers, then leaf servers."""
+    def members(self) -> int:
+        """Ranks that train: workers, then servers, then leaf servers."""
         return self.workers + self.sync.server_ranks + self.sync.leaf_ranks
+
+    @property
+    def spare_ranks(self) -> int:
+        """Ranks that wait to take the place of one that dies, behind all others."""
+        return self.deaths.spares if self.deaths.on_death == "spare" else 0
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job."""
+        return self.members + self.spare_ranks
 
     @property
     def processes(self) -> int:

@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     ("snapshot.every", Other([0]), "cluster.messages", ("values",), "sizes are no state"),
     *if_chosen("deaths.on_death", GOES_ON, "a part of the state would be lost",
                {"cluster.messages": ("values",), "split.kind": ("data",), "split.zero": (0,),
-                "averaging.method": NONE}),
+                "averaging.method": NONE, "compression.codec": NONE, "sync.groups": (0,)}),
     *if_chosen("deaths.on_death", GOES_ON, "only MPI tells who died (ULFM)",
                {"cluster.carrier": ("auto", "mpi"), "cluster.device": ("auto", "cpu")}),
     ("cluster.messages", ("sizes",), "model.norm", ("none", "batch"), "its forward pass exchanges nothing"),

@@ -39,6 +39,8 @@ class SyncPart(PartWithRules):
         Whether workers average with their neighbours in a graph.
     runs_free : bool
         Whether workers do as many steps as they can, instead of the same steps all of them.
+    has_driver : bool
+        Whether rank 0 alone keeps the state of the optimizer.
     survives : bool
         Whether the others have all that a worker had, and so can go on when it dies.
     """
@@ -49,6 +51,7 @@ class SyncPart(PartWithRules):
     counts_lead: ClassVar[bool] = True
     has_graph: ClassVar[bool] = False
     runs_free: ClassVar[bool] = False
+    has_driver: ClassVar[bool] = False
     survives: ClassVar[bool] = True
 
     @property
@@ -108,6 +111,7 @@ class MapReduce(SyncPart):
 
     implementation = "dlpar.sync.mapreduce:MapReduce"
     needs_loss_everywhere = True
+    has_driver = True
 
     scheme: Literal["mapreduce"] = Field("mapreduce", title="sync")
     """Scheme by which replicas agree."""

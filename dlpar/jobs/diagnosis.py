@@ -93,6 +93,12 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
     return sorted((e for e in found if e[1].get("k") == "error"), key=lambda error: error[1]["t"])
 
 
+def dead_in(folder: Path) -> set[int]:
+    """Return the ranks that died and without which the others went on."""
+    found = [record for path in rank_files(folder).values() for record in lines_of(path)]
+    return {r["rank"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
+
+
 def outcome(folder: Path, returncode: int) -> Outcome:
     """Return how a job ended whose mpiexec has ended by itself."""
     errors = errors_in(folder)
@@ -103,7 +109,7 @@ def outcome(folder: Path, returncode: int) -> Outcome:
     log = _log(folder)
     if lost := _lost_host(folder, log):
         return lost
-    if returncode == 0:
+    if returncode == 0 or (dead_in(folder) and _unfinished(folder) is None):
         return _unfinished(folder) or Outcome("done", "all ranks finished")
     if returncode < 0:
         return Outcome("failed", f"mpiexec was killed by {_signal(-returncode)}")
@@ -172,6 +178,7 @@ def _unfinished(folder: Path) -> Outcome | None:
     if not files:
         return Outcome("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
     left, running = [rank for rank in files if not _has_ended(files[rank])], number_in(folder / RUNNING)
+    left = sorted(set(left) - dead_in(folder)) if left else left
     rank = min(left, default=None) if running is None else running
     return None if rank is None else Outcome("failed", f"{name_of(folder, rank)} {LEFT}", rank)
 

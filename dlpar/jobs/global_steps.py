@@ -32,9 +32,10 @@ class GlobalStep(NamedTuple):
     """Newest sketch of the weights of each rank that has recorded one, in this step or before."""
 
 
-WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None]
+WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None, int]
 """Place in the order of parts, order of reading (which separates equal places), rank, time of the end, loss,
-samples, bytes, and sketch.  The record itself is not kept: its spans would fill the memory."""
+samples, bytes, sketch, and worker-steps in its global step.  The record itself is not kept: its spans would fill
+the memory."""
 
 
 class GlobalSteps:
@@ -98,7 +99,8 @@ class GlobalSteps:
         else:
             place, waiting = rank, self._open[record["step"]]
         sent, sketch = record.get("bytes"), record.get("sketch")
-        waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch))
+        of = record.get("of", self.workers)  # fewer where workers have died
+        waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch, of))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
         """Return the global steps completed since the last call, in order; call it once all files were read.
@@ -113,17 +115,21 @@ class GlobalSteps:
         before, self._ended = self._ended, []
         if self.runs_free:
             return before + self._any_n(math.inf if ended else self._in_order_until(late))
-        complete = sorted(step for step, parts in self._open.items() if len(parts) == self.workers)
+        whole = [step for step, parts in self._open.items() if len(parts) == parts[0][-1]]
+        # Those of a complete step have recorded all steps before it: what lacks there was done by a rank that died.
+        complete = sorted(step for step in self._open if whole and step <= max(whole))
         # Sorted by rank: the same sum, whatever the order of reading.
         return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
 
     def _any_n(self, until: float) -> list[GlobalStep]:
         """Combine each N worker-steps that ended up to a time, in the order in which they ended."""
         self._early.sort()
-        in_order, n = bisect_right(self._early, (until, math.inf)), self.workers
-        groups = [self._early[first : first + n] for first in range(0, in_order - n + 1, n)]
-        del self._early[: len(groups) * n]
-        return [self._combine(self.done, parts) for parts in groups]
+        in_order, first, found = bisect_right(self._early, (until, math.inf)), 0, []
+        while first < in_order and (end := first + self._early[first][-1]) <= in_order:
+            found.append(self._combine(self.done, self._early[first:end]))
+            first = end
+        del self._early[:first]
+        return found
 
     def _in_order_until(self, late: float) -> float:
         """Return the time up to which the order of worker-steps is known."""
@@ -136,7 +142,7 @@ class GlobalSteps:
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf
-        for _, _, rank, ended, loss, samples, moved, sketch in parts:
+        for _, _, rank, ended, loss, samples, moved, sketch, _ in parts:
             seconds = max(seconds, ended)
             if samples:
                 batch += samples

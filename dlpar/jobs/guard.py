@@ -221,6 +221,7 @@ class Guardian:
         # Ranks meet before they write: where one has started, the others have nothing left to load.
         patience = timeout if self.progress else max(START[self.mode], timeout)
         silent = [rank for rank in files if rank in self.progress and now - self.progress[rank][1] > patience]
+        silent = sorted(set(silent) - diagnosis.dead_in(self.folder)) if silent else silent
         slowest, all_stand = diagnosis.likely_culprit(files, silent), now - self.moved_at > patience
         pids = {self.mpiexec.pid: None, **diagnosis.pids_of(self.folder)} if silent else {}
         for pid, rank in pids.items():

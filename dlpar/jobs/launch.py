@@ -95,6 +95,7 @@ class Job:
         """Return the facts that the guardian needs, ready for JSON."""
         starter, ranks, cluster = find_starter(), experiment.processes, experiment.cluster
         simulated = cluster.world == "simulated"
+        survives = experiment.deaths.goes_on and not simulated
         # Simulated ranks take turns, each with the one thread its record names.
         threads = cluster.threads or (1 if simulated else max(1, cores() // ranks))
         arguments = [str(self.folder), str(ranks), "{began}"]
@@ -102,11 +103,12 @@ class Job:
         warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
         one_host = on_one_host(starter, cluster.hostfile)
         # A simulation is one process and takes no slot, so a student need not wait for it.
+        is_warm = one_host and starter.dialect == "openmpi5"
         queue = None if simulated or not one_host else keeper_socket()
         return {
             "folder": str(self.folder),
-            "cold": starter.command(ranks, cold, cluster.hostfile),
-            "warm": starter.command(ranks, warm) if one_host and starter.dialect == "openmpi5" else None,
+            "cold": starter.command(ranks, cold, cluster.hostfile, survives),
+            "warm": starter.command(ranks, warm, None, survives) if is_warm else None,
             "env": environment(starter, scratch, threads, one_host),
             "queue": str(queue) if queue else None,
             "cwd": os.getcwd(),

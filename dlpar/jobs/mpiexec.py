@@ -43,8 +43,13 @@ class Starter:
     dialect: str
     version: str
 
-    def command(self, ranks: int, program: list[str], hostfile: str | None = None) -> list[str]:
-        """Return the arguments that run `program` on `ranks` ranks; output lines are marked by rank if possible."""
+    def command(
+        self, ranks: int, program: list[str], hostfile: str | None = None, survives: bool = False
+    ) -> list[str]:
+        """Return the arguments that run `program` on `ranks` ranks; output lines are marked by rank if possible.
+
+        `survives`: the others go on when a rank dies.
+        """
         flags = {
             # Ranks float: two students' jobs pinned to the same core would halve both.
             "openmpi5": ["--oversubscribe", "--bind-to", "none", "--output", "tag"],
@@ -53,6 +58,10 @@ class Starter:
             "srun": ["--label", "--mpi=pmix", "--overlap"],
             "plain": [],
         }[self.dialect]
+        if survives:
+            if self.dialect != "openmpi5":
+                raise NoMPI(f"deaths.on_death: {self.path} ends a job when a rank dies; allowed here is end")
+            flags += ["--with-ft", "ulfm"]
         if hostfile is not None:
             if self.dialect in ("srun", "plain"):
                 why = "takes no hostfile; it starts ranks where its scheduler says"

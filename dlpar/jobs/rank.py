@@ -34,14 +34,16 @@ import cloudpickle
 import torch
 from mpi4py import MPI
 
+from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import load_plugins
 from dlpar.config.user_code import unpack
 from dlpar.jobs.diagnosis import RUNNING
 from dlpar.jobs.record import RankFile, Recorder
-from dlpar.jobs.snapshot import Attempt, Keeper, written
+from dlpar.jobs.recovery import work
+from dlpar.jobs.snapshot import Attempt, written
 from dlpar.jobs.tail import ALL_RANKS, CALL, REFUSAL, result_path
-from dlpar.train import role, serve, train
+from dlpar.train import role
 from dlpar.worlds.connect import join
 from dlpar.worlds.mpi import meet
 from dlpar.worlds.simulated.run import of_experiment, run_program
@@ -76,8 +78,6 @@ def run_rank(argv: list[str]) -> int:
     here = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
     with _stack_on_request(here, MPI.COMM_WORLD.rank):
         status = _join_and_work(here, launched)
-    if status == 0:
-        MPI.Finalize()
     if here != folder:
         shutil.rmtree(here, ignore_errors=True)  # brought home, or in the log
     return status
@@ -134,17 +134,18 @@ def _work(
     call: tuple[Callable, tuple] | None,
     record: Recorder,
     attempt: Attempt,
-) -> None:
-    """Train, serve, or call the user's function and write its result, on the recorder's rank."""
+) -> Comm:
+    """Train, serve, or call the user's function and write its result, on the recorder's rank.
+
+    Returns the communicator of the ranks that are left at the end.
+    """
     comm = record.comm
     if call is not None:
         function, arguments = call
         result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
-        return record.end(0)
-    keeper = Keeper(folder, experiment, record, comm.rank, attempt)
-    program = train if comm.rank < experiment.workers else serve
-    program(comm, experiment, record, keeper)
-    keeper.close()
+        record.end(0)
+        return comm
+    return work(comm, experiment, record, folder, attempt)
 
 
 # ---- a process for each rank ---------------------------------------------------------
@@ -161,9 +162,15 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         _begin(record, experiment, launched, attempt)
         if packed is None:  # a growing file shows that the rank is well
             comm.world.while_asleep(lambda: record.event("asleep"))
-        _work(folder, experiment, unpack(packed) if packed else None, record, attempt)
+        comm = _work(folder, experiment, unpack(packed) if packed else None, record, attempt)
         comm.close()
-        _bring_home(folder, world)
+        if comm.size == world.size:
+            _bring_home(folder, comm.mpi)
+            MPI.Finalize()
+        else:  # MPI would wait for ranks that have died; one that ends without it is as good as dead to the others
+            with suppress(MPI.Exception):
+                _bring_home(folder, comm.mpi)
+                meet(comm.mpi)
         return 0
     except BaseException as error:
         with suppress(OSError):  # the disk may be full

@@ -132,9 +132,15 @@ class Recorder:
         self._nothing = NOTHING if comm.world.clock == "wall" else 0.0
         self._device = DeviceClock(comm, self.now) if comm.device.type == "cuda" else None
         self.moment = self._device.moment if self._device else self.now
+        self._of: dict[str, int] = {}
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
+
+    def join(self, comm: Comm, workers: int, usual: int) -> None:
+        """Go on with another communicator of the same clock, and so many workers in a global step."""
+        self.comm, self.traffic = comm, comm.traffic
+        self._of = {} if workers == usual else {"of": workers}
 
     def header(self, **facts: Any) -> None:
         """Describe this rank: role and threads, beside the facts of its communicator."""
@@ -167,7 +173,7 @@ class Recorder:
                 comm += end - start
         wait, self._waited = min(self._waited, comm), 0.0
         record = {"k": "step", "step": step, "t": self.now(), **facts}
-        record |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans}
+        record |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
         self._write(record | self.comm.world.state(), soon=True)
 
     def evaluation(self, step: int, **facts: Any) -> None:
@@ -188,6 +194,10 @@ class Recorder:
         if state := self.comm.world.state():
             self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
+
+    def flush(self) -> None:
+        """Write the steps that wait to be written together."""
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file."""

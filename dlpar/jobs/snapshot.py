@@ -127,6 +127,12 @@ class State:
         if name in self.tree:
             put(self.tree[name], thing, self.tensors)
 
+    def common(self) -> State:
+        """Return what equal replicas have in common: weights and the scheme's state."""
+        tree = {name: self.tree[name] for name in ("part", "sync")}
+        tensors = {name: t for name, t in self.tensors.items() if name.split(".")[0] in tree}
+        return State(tree, tensors, self.own, self.done)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
@@ -206,13 +212,13 @@ def check(folder: Path, step: int, experiment: Experiment) -> None:
         raise ValueError(f"its manifest cannot be read ({error})") from None
     if of != identity(experiment):
         raise ValueError(f"it is of {of}, and the run is {identity(experiment)}")
-    for rank in range(experiment.ranks):
+    for rank in range(experiment.members):
         State.read(shard(folder, step, rank))
 
 
 def identity(experiment: Experiment) -> str:
     """Describe what a snapshot fits, in words: model, scheme, split and ranks."""
-    return f"{experiment}, split {experiment.split}, {experiment.ranks} ranks, seed {experiment.seed}"
+    return f"{experiment}, split {experiment.split}, {experiment.members} ranks, seed {experiment.seed}"
 
 
 class Attempt(NamedTuple):
@@ -242,9 +248,6 @@ class Attempt(NamedTuple):
     def state(self, folder: Path, rank: int) -> State | None:
         """Return what a rank begins with; None in a first attempt."""
         return State.read(shard(folder, self.step, rank)) if self.number else None
-
-
-FIRST = Attempt()
 
 
 def begin_attempt(folder: Path, step: int) -> None:
@@ -299,6 +302,7 @@ class Death:
             return
         if record.comm.world.clock == "virtual":
             raise Died(f"rank {self.rank} died on request after {done} steps")
+        record.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -319,19 +323,31 @@ class Keeper(comm.Keeper):
         Where a snapshot is written down: a span for the copy a step waits for, an event for the rest.
     rank : int
         Of all ranks of the job.
-    attempt : Attempt, optional
+    attempt : Attempt
         Which attempt it is, and where that begins.
+    death : Death
+        When this rank dies on request.
+    state : State, optional
+        What it goes on from; default: the attempt's snapshot.
     """
 
     def __init__(
-        self, folder: Path, experiment: Experiment, record: Recorder, rank: int, attempt: Attempt = FIRST
+        self,
+        folder: Path,
+        experiment: Experiment,
+        record: Recorder,
+        rank: int,
+        attempt: Attempt,
+        death: Death,
+        state: State | None = None,
     ) -> None:
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
-        self.state, self.every = attempt.state(folder, rank), experiment.snapshot.every
-        self.resumed, state = self.state is not None, self.state
-        self.dies = Death(experiment, rank, attempt.number)
-        self.own, self.done = state.own if state else 0, attempt.step
+        self.state, self.every = state or attempt.state(folder, rank), experiment.snapshot.every
+        self.resumed, self.dies = self.state is not None, death
+        self.own = self.state.own if self.state else 0
+        self.done = state.done if state else attempt.step
         self.parts: dict[str, Any] = {}
+        self._last = self.done  # global steps when the last snapshot was due
         self._writing: Future | None = None
 
     def hold(self, **parts: Any) -> None:
@@ -346,17 +362,38 @@ class Keeper(comm.Keeper):
 
         That of the last step is taken `at_end`, when the scheme has given all ranks the final weights.
         """
+        self.own, self.done = own, done
         self.dies.after(done, self.record)
-        if done >= self.experiment.steps and not at_end:
+        is_due = self.every and done // self.every > self._last // self.every
+        if not is_due or (done >= self.experiment.steps and not at_end):
             return
-        self.own, before, self.done = own, self.done, done
-        if not self.every or done // self.every == before // self.every:
-            return
+        self._last = done
         self._ended()  # at most one copy waits in memory
         with self.record.span("snapshot"):
             state = State.of(self.parts, own, done)
         step = done // self.every * self.every
         self._writing = _writer.submit(self._write, state, step)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all parts are there, so that this rank can go on, or let others, from its state."""
+        return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
+
+    def standing(self) -> tuple[int, int]:
+        """Return this rank's own and the global steps that its weights have, counting one it had no time to record."""
+        if sync := self.parts.get("sync"):
+            return self.own + sync.begun, self.done + sync.begun
+        done = min(server.done for server in self.parts.values())
+        return done, done
+
+    def present(self, own: int, done: int) -> State:
+        """Return the state as it is now."""
+        return State.of(self.parts, own, done)
+
+    def go_back(self, done: int) -> None:
+        """Have servers undo what they did after `done` global steps."""
+        for part in self.parts.values():
+            part.go_back(done)
 
     def close(self) -> None:
         """Wait until the last snapshot is written."""
@@ -375,13 +412,13 @@ class Keeper(comm.Keeper):
         path = shard(self.folder, step, self.rank)
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         state.write(path)
-        if all(shard(self.folder, step, rank).exists() for rank in range(self.experiment.ranks)):
+        if all(shard(self.folder, step, rank).exists() for rank in range(self.experiment.members)):
             self._commit(path.parent, step)
         return {"step": step, "bytes": state.nbytes}
 
     def _commit(self, folder: Path, step: int) -> None:
         """Make a set of shards a snapshot, and drop older ones; two ranks that do it at once do the same."""
-        manifest = {"step": step, "ranks": self.experiment.ranks, "of": identity(self.experiment)}
+        manifest = {"step": step, "ranks": self.experiment.members, "of": identity(self.experiment)}
         whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
         for old in (self.folder / SNAPSHOTS).glob("step-*"):

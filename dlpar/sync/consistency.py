@@ -59,8 +59,9 @@ class Clocks:
 
     @of.setter
     def of(self, pushes: Mapping[int, int]) -> None:
-        # A client that had left has pushed as often as any.
-        self._of = {client: pushes.get(client, max(pushes.values())) for client in self._of}
+        # Where clients have left or died, all go on from the clock of the slowest.
+        level = dict.fromkeys(self._of, min(pushes.values()))
+        self._of = dict(pushes) if pushes.keys() == level.keys() else level
         self._at, self.slowest = Counter(self._of.values()), min(self._of.values())
 
     def __getitem__(self, client: int) -> int:

@@ -70,7 +70,7 @@ class Gossip(Scheme):
 
     def move(self) -> None:
         """Move the own weights by the own mean gradient: N times the contribution to the global one."""
-        gradient = self.replica.gradient
+        gradient, self.begun = self.replica.gradient, True
         self.comm.compute(lambda: gradient.mul_(self.experiment.workers), cost=len(gradient))
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
 
@@ -113,6 +113,7 @@ class InStep(Gossip):
         self.mix()
         if self.combines_first:
             self.move()
+        self.begun = False
 
 
 class Neighbours(InStep):
@@ -147,13 +148,16 @@ class RandomPeers(InStep):
     """Average with other peers every step: each worker sends to k of them and hears from k."""
 
     most_peers = 0
-    kept = ("optimizer", "rounds")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.rounds = 0
         self.peers = min(self.most_peers or experiment.sync.peers, experiment.workers - 1)
         self.arrived = [comm.empty(len(replica.weights), replica.weights.dtype) for _ in range(self.peers)]
+
+    def resume(self, own: int, done: int) -> None:
+        super().resume(own, done)
+        self.rounds = own
 
     def average(self, comm: Comm, weights: Tensor) -> None:
         order, shifts = self.circle(self.experiment.workers)
@@ -223,7 +227,7 @@ class Pairwise(Gossip):
     partner as far as heard of, ``staleness`` in averages.
     """
 
-    kept = ("optimizer", "own_weights", "drawn", "averages", "read_at", "heard")
+    kept = ("optimizer", "own_weights", "drawn", "averages", "read_at")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -257,7 +261,7 @@ class Pairwise(Gossip):
         self.draw.bit_generator.state = json.loads(state)
 
     def resume(self, own: int, done: int) -> None:
-        self.clock = own
+        self.clock, self.heard = own, dict.fromkeys(self.partners, own)
         self.tickets.resume(own, done)
 
     def steps(self) -> Iterator[int]:
@@ -280,12 +284,14 @@ class Pairwise(Gossip):
         # The next gradient is taken at the weights just written.
         self.clock += 1
         self.lead = max(0, self.clock - min(self.heard.values(), default=self.clock))
-        if self.active and self.under_way.test():
+        if self.under_way.test():
             self.under_way.wait()
-            self.under_way = self.comm.start(self._average, self.weights)
+            if self.active:
+                self.under_way = self.comm.start(self._average, self.weights)
 
     def update(self) -> None:
-        """Done in :meth:`combine`, where nobody else moves the weights."""
+        """Nothing is left: :meth:`combine` moved the weights, while nobody else could."""
+        self.begun = False
 
     def done(self, own: int) -> int:
         return self.replica.agree(self.tickets.done)
@@ -365,6 +371,7 @@ class PushSum(Gossip):
 
     def update(self) -> None:
         self.comm.compute(self._sum, cost=(len(self.arrived) + 2) * len(self.before))
+        self.begun = False
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "mass": self.pushed}

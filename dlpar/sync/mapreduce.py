@@ -71,6 +71,7 @@ class MapReduce(Scheme):
         self.broadcast(self.comm, self.order.wire, DRIVER)
 
     def update(self) -> None:
+        self.begun = False
         if self.experiment.sync.tolerance:
             self.converged = bool(self.order.head[0])
         if self.comm.rank != DRIVER:
@@ -86,7 +87,7 @@ class MapReduce(Scheme):
         """Divide by the count, move the weights, and see whether they still move."""
         loss, count = self.loss_and_count.tolist()
         self.count, self.driver_loss = round(count), None
-        weights, tolerance = self.replica.weights, self.experiment.sync.tolerance
+        weights, tolerance, self.begun = self.replica.weights, self.experiment.sync.tolerance, True
         if count:
             before = weights.clone() if tolerance else None
             self.driver_loss = loss / count + self._penalty()

@@ -32,23 +32,23 @@ class Optimizer:
         What ``momentum`` keeps of the last update.
     """
 
-    kept = ("_state",)
+    kept = ("state",)
 
     def __init__(self, rule: str, weights: torch.Tensor, lr: float, momentum: float = 0.9) -> None:
         if rule not in RULES:
             raise ValueError(f"optimizer: got {rule!r}, allowed is one of {', '.join(RULES)}")
         self.weights, self.lr = weights, lr
         self._update = RULES[rule]
-        self._state: dict[str, Any] = {"mu": momentum}
+        self.state: dict[str, Any] = {"mu": momentum}
 
     @property
     def nbytes(self) -> int:
         """Bytes that the rule keeps from step to step; it allocates them in the first step."""
-        return sum(getattr(value, "nbytes", 0) for value in self._state.values())
+        return sum(getattr(value, "nbytes", 0) for value in self.state.values())
 
     def step(self, gradient: torch.Tensor) -> None:
         """Apply one gradient, of the shape of the weights; neither is a tensor autograd looks at."""
-        self._update(self.weights, gradient, self.lr, self._state)
+        self._update(self.weights, gradient, self.lr, self.state)
 
 
 PLAIN: dict[str, Any] = {"foreach": False, "weight_decay": 0.0, "maximize": False}

@@ -41,6 +41,9 @@ class Scheme:
     first = 0
     """Number of the first step."""
 
+    begun = False
+    """Whether the weights hold an update of the present step already, while messages of it are still under way."""
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         # Imported here, so that a notebook that defines a scheme need not load torch.
         from dlpar.sync.optim import Optimizer

@@ -6,6 +6,7 @@ Chen et al., "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981), for ba
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ class Server:
         One server says for all when the last step has started: two that counted apart would not agree.
     """
 
-    kept: tuple[str, ...] = ("weights", "optimizer", "version", "pushes", "clock")
+    kept: tuple[str, ...] = ("weights", "optimizer", "version", "clock")
 
     def __init__(
         self,
@@ -81,15 +82,30 @@ class Server:
         self.per_answer = sync.steps_a_fetch // sync.push_every
         self.started = len(self.clients) * self.at_once * self.per_answer
 
-    def resume(self) -> None:
-        """Answer all clients of a run that is resumed, as after their last pushes."""
-        self.started, self.read = self.pushes, dict.fromkeys(self.clients, -1)
+    def resume(self, done: int) -> None:
+        """Answer all clients of a run that is resumed after `done` global steps, as after their last pushes."""
+        self.pushes = self.started = done * self.total // self.experiment.steps
+        self.read = dict.fromkeys(self.clients, -1)
+        if self.rule.bound == 0:
+            self.clock.of = dict.fromkeys(self.clients, self.version)
         self._let_go(*self.clients)
 
     def read_by(self, codec: Codec | None) -> None:
         """Decode pushes by a codec from now on; None: they are gradients."""
         self.codec, self.decoded, n = codec, torch.empty_like(self.weights), len(self.weights)
         self.wire_bytes = self.weights.nbytes if codec is None else codec.nbytes(n, self.weights.dtype)
+
+    @property
+    def done(self) -> int:
+        """Global steps that the weights hold."""
+        return self.counts(self.clients[0], 0)[-1]
+
+    def go_back(self, done: int) -> None:
+        """Undo the last update if the other servers have not made it: `done` is one less than ours."""
+        if self.done > done:
+            weights, self.optimizer.state = self.before
+            self.weights.copy_(weights)
+            self.version -= 1
 
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Do what a message of a client asks for."""
@@ -106,6 +122,8 @@ class Server:
         self.clock.push(client)
         self.gathered += 1
         if self.gathered == self.rule.gather or self.pushes == self.total:
+            if self.parts is not None:
+                self.before = self.weights.clone(), copy.deepcopy(self.optimizer.state)
             self.apply()
             self.version += 1
             self.gathered = 0
@@ -214,13 +232,13 @@ class Leaf(Server):
         self.above, self.is_free = above, self.experiment.sync.group_consistency == "asp"
         self.given = dict.fromkeys(self.clients, 0)  # version above of the weights that each client has
 
-    def resume(self) -> None:
+    def resume(self, done: int) -> None:
         own = self.weights.clone()
         self.above.rejoin()
         self.given = dict.fromkeys(self.clients, self.above.version)
         if self.has_model:
             self.weights.copy_(own)
-        super().resume()
+        super().resume(done)
 
     def apply(self) -> None:
         known = self.above.version
@@ -337,13 +355,13 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
         inbox = wire.new_empty(longest)
 
         def keep(at_end: bool = False) -> None:
-            done = min(server.counts(server.clients[0], 0)[-1] for server in servers.values())
-            keeper.after(servers[min(servers)].pushes, block * done, at_end)
+            done = block * min(server.done for server in servers.values())
+            keeper.after(done, done, at_end)
 
         for bucket, server in servers.items():
             keeper.hold(**{f"bucket {bucket}": server})
         for server in servers.values() if keeper.resumed else ():
-            server.resume()
+            server.resume(keeper.done // block)
         while any(server.clock for server in servers.values()):
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)

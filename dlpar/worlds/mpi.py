@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, World, check_peer, too_long
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, T, Traffic, World, check_peer, too_long
 from dlpar.worlds.progress import ProgressThread
 
 PIECE = 1 << 30
@@ -32,6 +33,40 @@ _ADDED_BY_MPI = {
     torch.int16: MPI.INT16_T, torch.int8: MPI.INT8_T, torch.uint8: MPI.UINT8_T,
     torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }  # fmt: skip
+
+
+DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+"""Classes of errors by which MPI tells of a death: at once, to a receive from any source, and second-hand."""
+
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks for ranks that have died, in receives from any source."""
+
+
+class MPIWorld(World):
+    """The real world, whose ranks MPI tells who died (ULFM)."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, "mpi")
+        self.groups: list[MPI.Intracomm] = []
+        self._looked = 0.0
+
+    def is_death(self, error: BaseException) -> bool:
+        return isinstance(error, MPI.Exception) and error.Get_error_class() in DEATHS
+
+    def look_for_deaths(self, group: MPI.Intracomm) -> None:
+        """Raise MPI's error if a rank of the group has died, now and then: the call may take some microseconds."""
+        if (now := time.monotonic()) - self._looked > LOOK_EVERY:
+            self._looked = now
+            if group.Get_failed().size:
+                raise MPI.Exception(MPI.ERR_PROC_FAILED)
+
+    def survivors(self, comm: Comm) -> Comm:
+        for group in self.groups:  # so that nobody waits for us on one of them
+            with suppress(MPI.Exception):
+                group.Revoke()
+        assert isinstance(comm, MPIComm)
+        return MPIComm(comm.mpi.Shrink(), comm.device, comm.zero)
 
 
 class MPIComm(Comm):
@@ -53,7 +88,8 @@ class MPIComm(Comm):
         self.mpi = mpi or MPI.COMM_WORLD
         self.rank, self.size = self.mpi.rank, self.mpi.size
         self.device = torch.device(device)
-        self.world = World(self.device, "mpi")
+        self.world: MPIWorld = MPIWorld(self.device)
+        self.world.groups.append(self.mpi)
         self.zero = common_zero(self.mpi) if zero is None else zero
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
@@ -82,6 +118,9 @@ class MPIComm(Comm):
         check_peer(self, source, "source")
         wire, status = landing(into), MPI.Status()
         look = partial(self.mpi.Improbe, _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG), status)
+        if source == ANY and self.world.watches:
+            self.world.look_for_deaths(self.mpi)
+            look = partial(self._look_watching, look)
         message = look() or self.traffic.waiting(partial(patiently, look))
         source, tag, nbytes = status.source, status.tag, status.Get_elements(MPI.BYTE)
         if nbytes > wire.nbytes:
@@ -89,6 +128,10 @@ class MPIComm(Comm):
         message.Recv(whole(wire))
         landed(wire, into)
         return Arrival(source, tag, nbytes)
+
+    def _look_watching(self, look: Callable[[], T]) -> T:
+        self.world.look_for_deaths(self.mpi)
+        return look()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
@@ -141,6 +184,7 @@ class MPIComm(Comm):
         """This rank on another communicator of MPI."""
         part = MPIComm(mpi, self.device, self.zero)
         part.traffic, part.world = self.traffic, self.world
+        self.world.groups.append(mpi)
         return part
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,0 +1,210 @@
+"""Going on when a rank dies: those that are left agree where they stand, and start again from what they hold.
+
+A step is a transaction: what a dying step exchanged is discarded.  Replicas that were equal take the state of
+the one with most steps; servers go back to the version that all of them have; replicas of gossip keep their own.
+The program of a rank then begins anew, as in a run that is resumed, on the ranks that are left.
+
+Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI communication capability"
+(IJHPCA 2013): User Level Failure Mitigation, by which MPI tells of a death, revokes and shrinks communicators.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlpar.comm import Comm
+from dlpar.config.experiment import Experiment
+from dlpar.graphs import neighbours, receivers
+from dlpar.jobs.record import Recorder
+from dlpar.jobs.snapshot import Attempt, Death, Keeper, State
+from dlpar.train import serve, train
+
+
+class CannotGoOn(RuntimeError):
+    """A death after which nobody has all that the job needs."""
+
+
+class Crew(NamedTuple):
+    """Who does what, after some deaths.
+
+    Attributes
+    ----------
+    seats : tuple of int
+        First rank of the process on each seat: workers, servers, then spares.
+    experiment : Experiment
+        As the ranks on these seats run it.
+    generation : int
+        Number of times that the crew was formed anew.
+    """
+
+    seats: tuple[int, ...]
+    experiment: Experiment
+    generation: int = 0
+
+
+def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, attempt: Attempt) -> Comm:
+    """Do this rank's part of a training to its end, whoever dies; returns the communicator of those that are left.
+
+    Raises
+    ------
+    CannotGoOn
+        If the death of a rank took what nobody else has.
+    """
+    rank = comm.rank
+    comm.world.watches = experiment.deaths.goes_on
+    death, crew = Death(experiment, rank, attempt.number), Crew(tuple(range(experiment.ranks)), experiment)
+    keeper, state, lost = None, None, False
+    while True:
+        try:
+            if lost:
+                noticed, before = record.now(), crew
+                comm = comm.world.survivors(comm)
+                comm, crew, state = regroup(comm, crew, rank, keeper)
+                tell(record, keeper, before, crew, state, noticed)
+                keeper, lost = None, False
+            e, seat = crew.experiment, crew.seats.index(rank)
+            team = comm.split(int(seat >= e.members), seat) if e.spare_ranks else comm
+            if seat < e.members:
+                record.join(team, e.workers - e.backup, experiment.workers - experiment.backup)
+                keeper = Keeper(folder, e, record, seat, attempt, death, state)
+                (train if seat < e.workers else serve)(team, e, record, keeper)
+                keeper.close()
+            else:
+                record.end(0)
+            if experiment.deaths.goes_on:
+                comm.barrier()  # a spare waits here from the beginning; until all are here, somebody may need us
+            return comm
+        except Exception as error:
+            if not (experiment.deaths.goes_on and comm.world.is_death(error)):
+                raise
+            lost = True
+
+
+class Standing(NamedTuple):
+    """Where one rank stands when it learns of a death: its first rank, its crew, and its steps."""
+
+    rank: int
+    crew: Crew
+    own: int = -1
+    done: int = -1
+
+
+def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[Comm, Crew, State | None]:
+    """Agree with those that are left on a new crew, and on the state this rank goes on from; collective."""
+    state, standing = None, Standing(rank, crew)
+    if keeper is not None and keeper.is_whole:
+        own, done = keeper.standing()
+        state, standing = keeper.present(own, done), Standing(rank, crew, own, done)
+    standings = comm.broadcast(comm.gather(standing))
+    crew = max((each.crew for each in standings), key=lambda crew: crew.generation)
+    left = [each.rank for each in standings]
+    new = reseated(crew, left)
+    comm = comm.split(0, new.seats.index(rank))
+    by_seat = sorted(standings, key=lambda each: new.seats.index(each.rank))
+    e = new.experiment
+    workers, servers = by_seat[: e.workers], by_seat[e.workers : e.members]
+    seat = new.seats.index(rank)
+    if servers:
+        steps = [each.done for each in servers]
+        done = max(steps) if e.sync.runs_free else min(steps)
+        if seat >= e.workers and seat < e.members and not e.sync.runs_free:
+            keeper.go_back(done)
+            state = keeper.present(done, done)
+    else:
+        done = max((each.done for each in workers), default=-1)
+    if done < 0:  # it died before anybody had begun
+        return comm, new, None
+    if not servers:
+        source = next(n for n, each in enumerate(workers) if each.done == done)
+        body = comm.broadcast(state.common() if seat == source else None, source)
+        is_behind = (
+            e.sync.sends_gradients and by_seat[seat].done < done
+        )  # its replica is that of the source, else
+        state = body if state is None or is_behind else state
+    elif servers and state is None and seat < e.workers:
+        state = State({}, {}, done, done)
+    if state is not None:
+        state.own = state.own if e.sync.runs_free and state.own >= 0 else done
+        state.done = done
+    return comm, new, state if seat < e.members else None
+
+
+def reseated(crew: Crew, left: list[int]) -> Crew:
+    """Return the crew after some have died: spares take empty seats, other seats of workers are given up.
+
+    Raises
+    ------
+    CannotGoOn
+        If a server's seat stays empty, or no worker is left.
+    """
+    e, seats = crew.experiment, list(crew.seats)
+    alive = set(left)
+    spares = [rank for rank in seats[e.members :] if rank in alive]
+    for seat, rank in enumerate(seats[: e.members]):
+        if rank not in alive and spares:
+            seats[seat] = spares.pop(0)
+    team = seats[: e.members]
+    lost = [rank for rank in crew.seats[e.workers : e.members] if rank not in alive]
+    if lost:
+        raise CannotGoOn(f"rank {lost[0]} (server) died, and with it its range of the weights")
+    if e.sync.has_driver and crew.seats[0] not in alive and e.optimizer != "sgd":
+        raise CannotGoOn(f"rank {crew.seats[0]} (the driver) died, and with it the state of {e.optimizer}")
+    stay = [seat for seat, rank in enumerate(team[: e.workers]) if rank in alive]
+    if not stay:
+        raise CannotGoOn("the last worker died")
+    kept = [team[seat] for seat in stay] + team[e.workers :] + spares
+    return Crew(tuple(kept), without(e, stay, len(spares)), crew.generation + 1)
+
+
+def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
+    """Return an experiment for the workers that stay: the same global batches, and the graph without the others."""
+    new = {old: worker for worker, old in enumerate(stay)}
+    changes: dict[str, Any] = {
+        "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}
+    }
+    if len(stay) < e.workers:
+        if e.backup:
+            changes["sync"] = {"backup": max(0, e.backup - (e.workers - len(stay)))}
+        if e.sync.has_graph:
+            changes["sync"] = {"topology": "edges", "edges": graph_of(e, new)}
+        elif hasattr(e.sync, "peers"):
+            changes["sync"] = {"peers": max(1, min(e.sync.peers, len(stay) - 1))}
+        delays = {
+            name: {new[old]: value for old, value in getattr(e.delays, name).items() if old in new}
+            for name in ("straggler", "stall")
+        }
+        changes |= {"workers": len(stay), "delays": delays}
+        if not e.backup:
+            changes |= {"scaling": "strong", "batch": e.global_batch}
+    return e.replace(**changes)
+
+
+def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
+    """List the edges between workers that stay, by their new numbers."""
+    is_directed = e.sync.exchange == "push_sum"
+    graph = (receivers if is_directed else neighbours)(e.sync, e.workers, e.seed)
+    edges = [
+        (new[a], new[b])
+        for a, others in enumerate(graph)
+        for b in others
+        if a in new and b in new and (is_directed or a < b)
+    ]
+    if not edges and len(new) > 1:
+        raise CannotGoOn("the rank that joined all others in the graph died")
+    return edges
+
+
+def tell(
+    record: Recorder, keeper: Keeper | None, before: Crew, crew: Crew, state: State | None, noticed: float
+) -> None:
+    """Record who died, where the others go on, and the step that a death kept this worker from recording."""
+    part = keeper.parts.get("part") if keeper and state and state.done == keeper.done + 1 else None
+    if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
+        # The update that all have now took this worker's gradient, too.
+        loss = None if part.loss is None else float(part.loss)
+        facts = {**keeper.parts["sync"].facts(), **record.traffic.take()}
+        record.step(keeper.own, loss=loss, samples=part.samples, **facts)
+    step, seconds = state.done if state else 0, record.now() - noticed
+    for dead in sorted(set(before.seats) - set(crew.seats)):
+        record.event("death", rank=dead, step=step, workers=crew.experiment.workers, seconds=seconds)

@@ -1,0 +1,131 @@
+"""A rank dies and the others go on: with the same global batches, equal states, and nothing left behind."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+import dlpar
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.recovery import CannotGoOn, Crew, reseated
+
+STEPS = 40
+
+
+def dying(die, on_death="shrink", **changes):
+    usual = {
+        "model": {"name": "mlp", "width": 16}, "workers": 4, "steps": STEPS, "batch": 60, "lr": 0.05,
+        "dtype": "float64", "optimizer": "momentum", "evaluate_every": 0, "cluster": {"timeout": 20.0},
+        "deaths": {"on_death": on_death, "die": die},
+    }  # fmt: skip
+    return dlpar.Experiment(**{**usual, **changes})
+
+
+def deaths(run):
+    """Ranks that the survivors of a run say have died, with the workers that went on."""
+    events = run.events
+    found = events[events["name"] == "death"]
+    return {(int(row.rank), int(row.workers)) for row in found.itertuples()}
+
+
+PS = {"scheme": "ps"}
+
+SYNCHRONOUS = {
+    "ring": ({2: 0.5}, {}),
+    "ring, the first": ({0: 0.5}, {}),
+    "ring, overlap": ({1: 0.5}, {"sync": {"overlap": True, "bucket_mb": 0.002}}),
+    "ring, twice": ({0: 0.3, 2: 0.6}, {}),
+    "map-reduce": ({1: 0.5}, {"sync": "mapreduce", "optimizer": "adam", "lr": 0.003}),
+    "map-reduce, the driver": ({0: 0.5}, {"sync": "mapreduce", "optimizer": "sgd"}),
+    "ps": ({1: 0.5}, {"sync": PS}),
+    "ps, two servers": ({0: 0.5}, {"sync": PS | {"servers": 2}}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_death", ["shrink", "spare"])
+@pytest.mark.parametrize("die, changes", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
+def test_survivors_of_a_synchronous_run_learn_what_one_process_learns(die, changes, on_death):
+    experiment = dying(die, on_death, **changes)
+    run = dlpar.launch(experiment).wait(90)
+    counted = deaths(run)
+    left = 4 - len(die) + (on_death == "spare")
+    assert {rank for rank, _ in counted} == set(die) and min(workers for _, workers in counted) == left
+    assert run.curve["step"].tolist() == list(range(STEPS)) and run.summary["steps"] == STEPS
+    assert (run.curve["samples"].diff().dropna() == 60).all()  # the same global batches, divided anew
+    alone = dlpar.launch(
+        experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
+    ).wait()
+    assert np.allclose(run.curve["loss"], alone.curve["loss"], rtol=0, atol=1e-9)
+    assert run.reason == "all ranks finished" and run.status == "done"
+
+
+FREE = {
+    "asp": {"sync": PS | {"consistency": "asp", "servers": 2}},
+    "ssp": {"sync": PS | {"consistency": "ssp", "staleness": 2}},
+    "backup worker": {"sync": PS | {"backup": 1}},
+    "gossip": {"sync": "gossip"},
+    "D-PSGD": {"sync": {"scheme": "gossip", "order": "combine_then_adapt"}},
+    "random peers": {"sync": {"scheme": "gossip", "exchange": "random"}},
+    "push-sum": {"sync": {"scheme": "gossip", "exchange": "push_sum", "topology": "exp2"}},
+    "AD-PSGD": {"sync": {"scheme": "gossip", "exchange": "pairwise"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_death", ["shrink", "spare"])
+@pytest.mark.parametrize("changes", FREE.values(), ids=FREE)
+def test_other_schemes_go_on_with_all_steps(changes, on_death):
+    run = dlpar.launch(dying({1: 0.5}, on_death, evaluate_every=20, **changes)).wait(90)
+    counted = deaths(run)
+    assert {rank for rank, _ in counted} == {1} and run.status == "done"
+    assert run.summary["steps"] == STEPS and run.summary["accuracy"] > 0.3
+    bound = run.summary["lead"]["bound"]
+    assert bound is None or run.summary["lead"]["max"] <= bound
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_at_any_moment_ends_no_job():
+    moment = random.Random(time.time_ns())
+    slow = {"kind": "constant", "delay_ms": 5.0}
+    for sync in ("ring", "mapreduce", {"scheme": "ps", "consistency": "asp"}, "gossip"):
+        experiment = dying({}, sync=sync, steps=200, delays=slow, optimizer="sgd")
+        job, victim = dlpar.launch(experiment), moment.randrange(4)
+        job.wait_steps(moment.randrange(10, 60))
+        time.sleep(moment.random() * 0.02)
+        job.kill(victim)
+        run = job.wait(90)
+        counted = deaths(run)
+        assert {rank for rank, _ in counted} == {victim} and run.summary["steps"] == 200, sync
+
+
+def test_what_nobody_else_has_ends_the_job_in_a_sentence():
+    for changes, died, said in (
+        ({"sync": PS}, 4, "rank 4 .server. died, and with it its range of the weights"),
+        ({"sync": "mapreduce"}, 0, "rank 0 .the driver. died, and with it the state of momentum"),
+        ({"sync": {"scheme": "gossip", "topology": "star"}}, 0, "the rank that joined all others"),
+    ):
+        e = dying({}, **changes)
+        with pytest.raises(CannotGoOn, match=said):
+            reseated(Crew(tuple(range(e.ranks)), e), [rank for rank in range(e.ranks) if rank != died])
+
+
+def test_spares_take_empty_seats_first_and_delays_stay_with_their_worker():
+    e = dying({}, "spare", deaths={"on_death": "spare", "spares": 1}, delays={"straggler": {3: 2.0}})
+    crew = reseated(Crew((0, 1, 2, 3, 4), e), [0, 2, 3, 4])
+    assert crew.seats == (0, 4, 2, 3) and crew.experiment.workers == 4 and crew.experiment.spare_ranks == 0
+    crew = reseated(crew, [0, 3, 4])
+    assert crew.seats == (0, 4, 3) and crew.experiment.workers == 3
+    assert crew.experiment.global_batch == 60 and crew.experiment.delays.straggler == {2: 2.0}
+
+
+def test_a_graph_loses_a_node_and_keeps_its_other_edges():
+    e = dying({}, sync={"scheme": "gossip", "topology": "ring"})
+    assert reseated(Crew((0, 1, 2, 3), e), [0, 2, 3]).experiment.sync.edges == ((0, 2), (1, 2))
+
+
+def test_a_codec_or_leaves_do_not_survive():
+    for changes in ({"compression": "onebit"}, {"sync": PS | {"groups": 2}}):
+        with pytest.raises(BadExperiment, match="a part of the state would be lost"):
+            dying({}, **changes)
