@@ -29,6 +29,7 @@ class ProgressThread:
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
+        self._failed: BaseException | None = None
         self._thread = ThreadPoolExecutor(1, "dlpar-progress", _use_own_stream, (comm.device,))
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> _Started:
@@ -42,8 +43,14 @@ class ProgressThread:
         self.comm.close()
 
     def _run(self, collective: Collective, bucket: torch.Tensor, before: torch.cuda.Event | None) -> Any:
+        if self._failed is not None:  # what would be sent now is not what the others wait for
+            raise self._failed
         _follow(before, self.comm.device)
-        return collective(self.comm, bucket), _queued_so_far(self.comm.device)
+        try:
+            return collective(self.comm, bucket), _queued_so_far(self.comm.device)
+        except BaseException as error:
+            self._failed = error
+            raise
 
 
 class _Started:
