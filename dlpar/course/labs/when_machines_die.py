@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Row, Shown, apart
+from dlpar.course.rehearse import Row, Shown, apart, same_losses
 from dlpar.jobs.launch import JobFailed, launch, resume
 from dlpar.jobs.run import Run
 from dlpar.theory import best_interval, mtbf_of
@@ -36,10 +36,16 @@ def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, Fa
     return shows
 
 
+def one_dies() -> dict[str, Experiment]:
+    """Four real ranks and a ring all-reduce; the same, and rank 2 dies halfway."""
+    ring = Experiment(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1})
+    dies = ring.replace(deaths={"on_death": "shrink", "die": {2: 0.5}})
+    return {"nobody dies": ring, "rank 2 dies, the others go on": dies}
+
+
 def killed() -> Experiment:
-    """Four real ranks, a ring all-reduce and a snapshot every 50 steps; rank 2 dies in step 130, and the job ends."""
-    training = dict(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1})
-    return Experiment(**training, snapshot={"every": 50}, deaths={"die": {2: 0.65}})
+    """The same ranks with a snapshot every 50 steps; rank 2 dies in step 130, and the job ends."""
+    return one_dies()["nobody dies"].replace(snapshot={"every": 50}, deaths={"die": {2: 0.65}})
 
 
 def _resumed() -> list[Run]:
@@ -100,6 +106,7 @@ def _as_published(job: FailingJob) -> Shown:
 
 TABLE = (
     Row(killed, '"After a crash the run is another run"', _to_the_last_bit, _resumed),
+    Row(one_dies, "Those that are left sum up the same batch", same_losses(1e-3)),
     Row(policies, '"A dead rank means a dead job"',
         _goodput(lambda end, shrink, spare: end + 0.03 < shrink < spare,
                  "counts: end {:.1%}, shrink {:.1%}, spare {:.1%}")),
