@@ -339,8 +339,11 @@ ROUND_TRIPS = 20
 
 def common_zero(world: MPI.Intracomm) -> float:
     """``time.monotonic()`` of second 0 on this machine, after all ranks have called; collective."""
+    global LONGEST
     meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    if node.size < world.size:
+        LONGEST = BETWEEN_HOSTS
     leaders = world.Split(node.rank, world.rank)  # of use to those of rank 0
     meet(world)
     zero = node.bcast(_across(leaders) if node.rank == 0 else None)
@@ -397,6 +400,9 @@ LOOKS = 200
 
 FIRST, LONGEST = 2e-5, 1e-3
 """Seconds of the first nap and of the longest; each is half as long again as the one before."""
+
+BETWEEN_HOSTS = 5e-5
+"""The longest nap of ranks on several hosts: only in turns at both ends does a message cross a network."""
 
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
