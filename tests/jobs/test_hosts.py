@@ -124,11 +124,11 @@ def test_hosts_of_one_name_are_refused(tmp_path):
 RING = ["--width", "1024", "--batch", "32", "--steps", "14"]
 PIPELINE = [
     "--width",
-    "128",
+    "512",
     "--batch",
     "1400",
     "--steps",
-    "40",
+    "14",
     "--split",
     "pipeline",
     "--microbatches",
