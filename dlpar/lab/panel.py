@@ -18,6 +18,7 @@ from dlpar.config.paths import runtime_folder
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.fork_server import warm_socket
 from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.launch import resume
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import ALL_RANKS, lines_of
 from dlpar.jobs.unix_sockets import ask
@@ -34,7 +35,7 @@ from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.figures.timeline import Lanes, Timeline
 from dlpar.lab.labels import labels, scheme, split
 from dlpar.lab.run_page import GOAL, RunPage
-from dlpar.lab.watch import SEEN, Replay, newest_like, recordings, speed_of
+from dlpar.lab.watch import SEEN, Replay, Watch, newest_like, recordings, speed_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +133,7 @@ class Panel(RunPage):
         with self._guard_jobs:
             self._start([("", experiment)])
             self.runs.insert(0, self.job.run)
-            self.tell(message=disagreement(experiment))
+            self.tell(message=disagreement(experiment), offer=None)
             if experiment.cluster.world == "simulated":
                 self._ghost.want(experiment)
         self.flush()
@@ -203,6 +204,8 @@ class Panel(RunPage):
                 self.replay(run, speed)
             case {"do": "simulate"}:
                 self.beside(self._simulate_instead)
+            case {"do": "resume"}:
+                self.beside(self.resume)
             case {"do": "watch"}:
                 self.beside(self._watch_instead)
             case {"do": "take" | "undo" | "away" as how}:
@@ -223,6 +226,26 @@ class Panel(RunPage):
             raise LookupError("you have no recording of a run of this kind yet")
         self.leave()
         self.replay(like, speed_of(like))
+
+    def ended(self, status: str, reason: str) -> None:
+        """End the run; one that did not come to its end is resumed from its newest snapshot, if it has one."""
+        super().ended(status, reason)
+        kept = self.job.run.snapshots if self.job and status not in ("done", "running") else []
+        if kept:
+            self.tell(
+                offer={"text": f"Its newest snapshot is after step {kept[0]:,}.", "actions": ["resume"]}
+            )
+            self.flush()
+
+    def resume(self) -> None:
+        """Do what the Resume button does: go on with the run in front, in its own folder, as another attempt."""
+        with self._guard_jobs:
+            self._refuse_if_running()
+            self.job = job = resume(self.job.run)
+            self._asked, self._failure = [], ""
+            self.tell(offer=None)
+            self._begin(job.run, job.run.experiment)
+            self._follow(Watch(job.run.path, self))
 
     def foresee(self, experiment: Experiment | None, foreseen: Foreseen) -> None:
         """Show the simulated samples/s of settings that have not run yet, and say if their simulation is long."""

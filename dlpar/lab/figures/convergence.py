@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from dlpar.config.experiment import Experiment
@@ -46,8 +47,21 @@ class Curve:
         self.loss = plot.add_trace(f"{run.key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
+        at = {"x": "*", "y": "loss"}
         self._pending: list[dict[str, Any]] = []
         self.done: GlobalStep | None = None
+        self.lost, self.deaths = (
+            0,
+            {},
+        )  # steps done again; ranks that died, with the step at which others went on
+        thin = {"mode": "lines", "line": {**style["line"], "dash": "dot", "width": 1}}
+        cross = {"mode": "markers", "marker": {"symbol": "x", "size": 11, "color": run.colour}}
+        self.dotted, self.marks = (
+            plot.add_trace(
+                f"{run.key} {name}", {**look, "name": name, "showlegend": False}, (*COLUMNS, "loss"), at
+            )
+            for name, look in (("done again", thin), ("a rank died", cross))
+        )
 
     @property
     def diverged(self) -> bool:
@@ -63,11 +77,27 @@ class Curve:
         """Take a finished global step; tests that came before it are drawn at the one before."""
         if self.done:
             self.draw_tests(self.done)
+            if done.attempt > self.done.attempt:
+                self._go_back(done)
         self.done = done
         self.loss.add(_row(done))
         self.first = done.loss if math.isnan(self.first) else self.first
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
+
+    def _go_back(self, done: GlobalStep) -> None:
+        """Move what an attempt lost, up to where the next one goes on, to the dotted line."""
+        rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
+        self.lost += self.done.step + 1 - done.step
+        self.dotted.replace(np.concatenate([self.dotted.rows, rows[again], [[np.nan] * rows.shape[1]]]))
+        self.loss.replace(rows[~again])
+
+    def draw_deaths(self) -> None:
+        """Mark the deaths of ranks on the curve, where the others went on."""
+        rows, steps = self.loss.rows, sorted(set(self.deaths.values()))
+        for step in steps[len(self.marks) :]:
+            if step <= rows[-1, 0]:
+                self.marks.add(rows[np.searchsorted(rows[:, 0], step)])
 
     def draw_tests(self, done: GlobalStep) -> None:
         """Draw the tests whose steps are done or, where workers run free, those up to the time of this step."""
@@ -146,6 +176,8 @@ class Convergence(Plot):
         """Take a test on held-out samples."""
         if record["k"] == "eval":
             self.kept[self.front.key].test(record)
+        elif record.get("name") == "death":
+            self.kept[self.front.key].deaths.setdefault(record["rank"], record["step"])
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
@@ -153,6 +185,7 @@ class Convergence(Plot):
         if last is None:
             return
         curve.draw_tests(last)
+        curve.draw_deaths()
         if ended:
             curve.finish(last)
         self.set_axis("yaxis", range=[0, max(self.end_of("yaxis"), theme.rounded_up(curve.top))])

@@ -11,6 +11,7 @@ const BUTTONS = {
   clear: ["Clear", "Remove earlier runs from the figures; their folders stay"],
   simulate: ["Simulate it now", "Leave the queue; run the same in the simulated world, which has no queue"],
   watch: ["Watch a recording", "Leave the queue; play your newest run of this kind"],
+  resume: ["Resume", "Go on with this run from its newest snapshot, in the same folder"],
   take: ["Take it", "Set the controls as your teacher has; nothing runs yet"],
   undo: ["Undo", "Set the controls as you had them"],
   away: ["Not now", "Hide the offer"],
