@@ -165,7 +165,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         comm = _work(folder, experiment, unpack(packed) if packed else None, record, attempt)
         comm.close()
         if comm.size == world.size:
-            _bring_home(folder, comm.mpi)
+            _bring_home(folder, world)
             MPI.Finalize()
         else:  # MPI would wait for ranks that have died; one that ends without it is as good as dead to the others
             with suppress(MPI.Exception):

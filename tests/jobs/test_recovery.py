@@ -1,7 +1,9 @@
 """A rank dies and the others go on: with the same global batches, equal states, and nothing left behind."""
 
 import random
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,3 +132,27 @@ def test_a_codec_or_leaves_do_not_survive():
     for changes in ({"compression": "onebit"}, {"sync": PS | {"groups": 2}}):
         with pytest.raises(BadExperiment, match="a part of the state would be lost"):
             dying({}, **changes)
+
+
+def test_the_readme_says_who_survives_what():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (yes|no)[^|]*\| (yes|no)[^|]*\| ([^|]*)\|", text, re.M)
+    assert [row[0] for row in rows] == ["ring", "mapreduce", "ps", "gossip", "hogwild"]
+    for scheme, shrink, spare, other in rows:
+        changes = {"sync": scheme, "optimizer": "sgd" if scheme == "hogwild" else "momentum"}
+        for on_death, promised in (("shrink", shrink), ("spare", spare)):
+            if promised == "yes":
+                e = dying({}, on_death, **changes)
+                crew = reseated(
+                    Crew(tuple(range(e.ranks)), e), [rank for rank in range(e.ranks) if rank != 1]
+                )
+                assert crew.experiment.workers == 3 + (on_death == "spare")
+            else:
+                with pytest.raises(BadExperiment, match="deaths.on_death"):
+                    dying({}, on_death, **changes)
+        if other.strip() != "–":
+            with pytest.raises(CannotGoOn):
+                star = {"scheme": "gossip", "topology": "star"}
+                e = dying({}, sync=star if scheme == "gossip" else scheme)
+                died = 4 if scheme == "ps" else 0
+                reseated(Crew(tuple(range(e.ranks)), e), [rank for rank in range(e.ranks) if rank != died])
