@@ -31,6 +31,13 @@ START = {"warm": 30.0, "cold": 120.0}
 SUMMARISED = 64 << 20
 """Bytes of records summed up before the job is over; a reader sums up a longer run."""
 
+STOPS = {
+    number: f"the launcher got {number.name}, so it was stopped"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+}
+STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, where it reaches all processes of a job
+"""Signals that end a job, and the reason to give."""
+
 ELSEWHERE = 1.2
 """Seconds in which the starter may end ranks on other machines, before it is ended itself."""
 
@@ -108,7 +115,7 @@ class Guardian:
         signals, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in (*STOPS, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         self.selector.register(0, selectors.EVENT_READ, self._hear_owner)
         self.selector.register(signals, selectors.EVENT_READ, self._hear_signal)
@@ -129,7 +136,7 @@ class Guardian:
     def _hear_signal(self, pipe: int) -> None:
         for number in os.read(pipe, 100):
             if number != signal.SIGCHLD:
-                self.end("stopped", f"the launcher got {signal.Signals(number).name}, so it was stopped")
+                self.end("stopped", STOPS[number])
 
     def _hear_queue(self, connection: Any) -> None:
         """Note how many are ahead; the time to start is counted from when nobody is."""
@@ -308,6 +315,7 @@ def main() -> None:
         processes.die_with_parent(we, signal.SIGTERM)
         guardian.run()
         os._exit(0)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the guardian's to hear
     if (status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) < 0:
         guardian.end("failed", f"its launcher was killed by {signal.Signals(-status).name}")
         guardian._clean_up()

@@ -518,3 +518,13 @@ def test_importing_dlpar_is_light(fresh):
     ).split("|")
     assert heavy.strip() == "[]"
     assert float(seconds) < 0.5
+
+
+def test_the_signal_of_a_time_limit_stops_a_job_whatever_process_hears_it():
+    job = dlpar.launch(Experiment(workers=2, steps=100_000))
+    job.wait_steps(2)
+    for process in (psutil.Process(job._guardian.pid), *psutil.Process(job._guardian.pid).children()):
+        process.send_signal(signal.SIGUSR1)
+    with pytest.raises(dlpar.JobFailed, match="time limit"):
+        job.wait(30)
+    assert job.run.status == "stopped" and job.run.reason == "time limit"
