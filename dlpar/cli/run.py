@@ -36,7 +36,9 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
     return _watched("run", lambda: launch(chosen), as_json)
 
 
-def resume(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJSON = False) -> int:
+def resume(
+    which: Annotated[str | None, typer.Argument()] = None, workers: int | None = None, as_json: AsJSON = False
+) -> int:
     """Go on with a run from its newest snapshot.
 
     It goes on in its own folder, as another attempt; `dlpar run --snapshot-every` writes snapshots.
@@ -45,12 +47,14 @@ def resume(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJSO
     ----------
     which : RUN
         A run's id, its unique beginning, or its folder.
+    workers : N
+        Workers that go on, with the same global batches; default: as many as before.
     """
     from dlpar.cli.runs import found
     from dlpar.jobs.launch import resume
 
     run = found(which)
-    return _watched("resume", lambda: resume(run), as_json)
+    return _watched("resume", lambda: resume(run, workers), as_json)
 
 
 def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:

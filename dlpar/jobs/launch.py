@@ -216,7 +216,7 @@ def launch(experiment: Experiment) -> Job:
         raise
 
 
-def resume(run: Run | str | os.PathLike) -> Job:
+def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     """Go on with a run from its newest snapshot, in its own folder, as another attempt; return at once.
 
     Under bulk-synchronous schemes losses and weights are those of a run that was never interrupted.  Steps
@@ -226,6 +226,8 @@ def resume(run: Run | str | os.PathLike) -> Job:
     ----------
     run : Run, path or str
         A run that ended before its last step, with ``snapshot.every`` above 0.
+    workers : int, optional
+        Workers that go on, with the same global batches; default: as many as the experiment has.
 
     Raises
     ------
@@ -241,13 +243,14 @@ def resume(run: Run | str | os.PathLike) -> Job:
         raise BadExperiment(
             f"run: got {run.id}, which {what}; allowed is one that ended before its last step"
         )
+    experiment = snapshot.Attempt(workers=workers or 0).fit(experiment)
     check_machine(experiment)
-    step = snapshot.newest(folder, experiment)
+    attempt = snapshot.newest(folder, experiment)
     held = lock(folder / "lock", 0.0)  # nobody else resumes it meanwhile
     if held is None:
         raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
     with os.fdopen(held, "w"):
-        snapshot.begin_attempt(folder, step)
+        snapshot.begin(folder, attempt)
     return Job(folder, experiment)
 
 

@@ -123,7 +123,9 @@ def _begin(record: Recorder, experiment: Experiment, launched: float | None, att
     """Record what this rank is, and on rank 0 how long the launch took."""
     resumed = {"attempt": attempt.number, "resumed": attempt.step, "began": attempt.began}
     resumed = resumed if attempt.number else {}
-    record.header(role=role(experiment, record.comm.rank), threads=torch.get_num_threads(), **resumed)
+    record.header(
+        role=role(attempt.fit(experiment), record.comm.rank), threads=torch.get_num_threads(), **resumed
+    )
     if record.comm.rank == 0:
         record.event("start", launch_s=time.time() - launched if launched else None)
 
@@ -157,7 +159,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         load_plugins()  # rank 0 alone reads the experiment, which would do it
         meet(world)
         experiment, packed, attempt = world.bcast(_read_work(folder) if world.rank == 0 else None)
-        comm = join(experiment, on_host=packed is not None)
+        comm = join(attempt.fit(experiment), on_host=packed is not None)
         record = Recorder(folder, comm, began=attempt.began)
         _begin(record, experiment, launched, attempt)
         if packed is None:  # a growing file shows that the rank is well
@@ -232,10 +234,10 @@ def simulate(
         The exit status; an error is recorded by the rank that raised it.
     """
     file = RankFile(folder / f"{ALL_RANKS}.jsonl")
-    simulator, comms = of_experiment(experiment)
+    attempt = attempt or Attempt()
+    simulator, comms = of_experiment(attempt.fit(experiment))
     if simulator.computes:  # where messages carry sizes only, a turn costs too little for this
         _note_turns(simulator, folder / RUNNING)
-    attempt = attempt or Attempt()
     records = [Recorder(folder, comm, file, attempt.began) for comm in comms]
     for record in records:
         _begin(record, experiment, launched, attempt)

@@ -11,36 +11,14 @@ Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
-from dlpar.graphs import neighbours, receivers
 from dlpar.jobs.record import Recorder
 from dlpar.jobs.snapshot import Attempt, Death, Keeper, State
+from dlpar.sync.membership import Crew, reseated
 from dlpar.train import serve, train
-
-
-class CannotGoOn(RuntimeError):
-    """A death after which nobody has all that the job needs."""
-
-
-class Crew(NamedTuple):
-    """Who does what, after some deaths.
-
-    Attributes
-    ----------
-    seats : tuple of int
-        First rank of the process on each seat: workers, servers, then spares.
-    experiment : Experiment
-        As the ranks on these seats run it.
-    generation : int
-        Number of times that the crew was formed anew.
-    """
-
-    seats: tuple[int, ...]
-    experiment: Experiment
-    generation: int = 0
 
 
 def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, attempt: Attempt) -> Comm:
@@ -53,6 +31,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
     """
     rank = comm.rank
     comm.world.watches = experiment.deaths.goes_on
+    usual, experiment = experiment.workers - experiment.backup, attempt.fit(experiment)
     death, crew = Death(experiment, rank, attempt.number), Crew(tuple(range(experiment.ranks)), experiment)
     keeper, state, lost = None, None, False
     while True:
@@ -66,7 +45,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
             e, seat = crew.experiment, crew.seats.index(rank)
             team = comm.split(int(seat >= e.members), seat) if e.spare_ranks else comm
             if seat < e.members:
-                record.join(team, e.workers - e.backup, experiment.workers - experiment.backup)
+                record.join(team, e.workers - e.backup, usual)
                 keeper = Keeper(folder, e, record, seat, attempt, death, state)
                 (train if seat < e.workers else serve)(team, e, record, keeper)
                 keeper.close()
@@ -128,71 +107,6 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
         state.own = state.own if e.sync.runs_free and state.own >= 0 else done
         state.done = done
     return comm, new, state if seat < e.members else None
-
-
-def reseated(crew: Crew, left: list[int]) -> Crew:
-    """Return the crew after some have died: spares take empty seats, other seats of workers are given up.
-
-    Raises
-    ------
-    CannotGoOn
-        If a server's seat stays empty, or no worker is left.
-    """
-    e, seats = crew.experiment, list(crew.seats)
-    alive = set(left)
-    spares = [rank for rank in seats[e.members :] if rank in alive]
-    for seat, rank in enumerate(seats[: e.members]):
-        if rank not in alive and spares:
-            seats[seat] = spares.pop(0)
-    team = seats[: e.members]
-    lost = [rank for rank in crew.seats[e.workers : e.members] if rank not in alive]
-    if lost:
-        raise CannotGoOn(f"rank {lost[0]} (server) died, and with it its range of the weights")
-    if e.sync.has_driver and crew.seats[0] not in alive and e.optimizer != "sgd":
-        raise CannotGoOn(f"rank {crew.seats[0]} (the driver) died, and with it the state of {e.optimizer}")
-    stay = [seat for seat, rank in enumerate(team[: e.workers]) if rank in alive]
-    if not stay:
-        raise CannotGoOn("the last worker died")
-    kept = [team[seat] for seat in stay] + team[e.workers :] + spares
-    return Crew(tuple(kept), without(e, stay, len(spares)), crew.generation + 1)
-
-
-def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
-    """Return an experiment for the workers that stay: the same global batches, and the graph without the others."""
-    new = {old: worker for worker, old in enumerate(stay)}
-    changes: dict[str, Any] = {
-        "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}
-    }
-    if len(stay) < e.workers:
-        if e.backup:
-            changes["sync"] = {"backup": max(0, e.backup - (e.workers - len(stay)))}
-        if e.sync.has_graph:
-            changes["sync"] = {"topology": "edges", "edges": graph_of(e, new)}
-        elif hasattr(e.sync, "peers"):
-            changes["sync"] = {"peers": max(1, min(e.sync.peers, len(stay) - 1))}
-        delays = {
-            name: {new[old]: value for old, value in getattr(e.delays, name).items() if old in new}
-            for name in ("straggler", "stall")
-        }
-        changes |= {"workers": len(stay), "delays": delays}
-        if not e.backup:
-            changes |= {"scaling": "strong", "batch": e.global_batch}
-    return e.replace(**changes)
-
-
-def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
-    """List the edges between workers that stay, by their new numbers."""
-    is_directed = e.sync.exchange == "push_sum"
-    graph = (receivers if is_directed else neighbours)(e.sync, e.workers, e.seed)
-    edges = [
-        (new[a], new[b])
-        for a, others in enumerate(graph)
-        for b in others
-        if a in new and b in new and (is_directed or a < b)
-    ]
-    if not edges and len(new) > 1:
-        raise CannotGoOn("the rank that joined all others in the graph died")
-    return edges
 
 
 def tell(

@@ -31,6 +31,7 @@ from dlpar.config.generator import generator
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import REFUSAL, attempts_in, lines_of, source_of
+from dlpar.sync.membership import resized
 
 if TYPE_CHECKING:
     from dlpar.comm import Recorder
@@ -185,8 +186,8 @@ def shard(folder: Path, step: int, rank: int) -> Path:
     return folder / SNAPSHOTS / f"step-{step:08d}" / f"rank-{rank}.safetensors"
 
 
-def newest(folder: Path, experiment: Experiment) -> int:
-    """Return the step of the newest snapshot that is whole and fits the experiment.
+def newest(folder: Path, experiment: Experiment) -> Attempt:
+    """Return the next attempt at a run: from its newest snapshot that is whole and fits the experiment.
 
     Raises
     ------
@@ -196,29 +197,38 @@ def newest(folder: Path, experiment: Experiment) -> int:
     why = "it has none: only a run with snapshot.every above 0 writes them"
     for step in snapshots_in(folder):
         try:
-            check(folder, step, experiment)
-            return step
+            held = check(folder, step, experiment)
+            return Attempt(len(attempts_in(folder)), step, 0.0, held, experiment.workers)
         except ValueError as error:
             why = f"that after step {step} is refused: {error}"
     raise BadExperiment(f"run: got {folder.name}, allowed is a run with a snapshot ({why})")
 
 
-def check(folder: Path, step: int, experiment: Experiment) -> None:
-    """Raise `ValueError` unless a snapshot is whole and of this experiment's ranks."""
+def check(folder: Path, step: int, experiment: Experiment) -> int:
+    """Return the number of workers whose state a snapshot holds; `ValueError` if it is torn, or fits another run."""
     try:
         manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
-        of = manifest["of"]
+        of, workers, members = manifest["of"], int(manifest["workers"]), int(manifest["members"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"its manifest cannot be read ({error})") from None
     if of != identity(experiment):
         raise ValueError(f"it is of {of}, and the run is {identity(experiment)}")
-    for rank in range(experiment.members):
+    e = experiment
+    whole = e.split.kind != "data" or e.compression.codec != "none" or e.averaging.method != "none"
+    if workers != e.workers and whole:
+        why = "only ranks that hold a whole replica each, without codec and averaging, can be more or fewer"
+        raise ValueError(f"it is of {workers} workers, and the run has {e.workers}: {why}")
+    for rank in range(members):
         State.read(shard(folder, step, rank))
+    return workers
 
 
 def identity(experiment: Experiment) -> str:
-    """Describe what a snapshot fits, in words: model, scheme, split and ranks."""
-    return f"{experiment}, split {experiment.split}, {experiment.members} ranks, seed {experiment.seed}"
+    """Describe what a snapshot fits, in words, on any number of workers."""
+    e = experiment
+    return (
+        f"{e.model} on {e.data} by {e.sync}, split {e.split}, {e.members - e.workers} servers, seed {e.seed}"
+    )
 
 
 class Attempt(NamedTuple):
@@ -232,11 +242,15 @@ class Attempt(NamedTuple):
         Global steps done before it.
     began : float
         Seconds of the run that passed before its ranks were ready.
+    held, workers : int
+        Workers whose state the snapshot holds, and workers that go on from it.
     """
 
     number: int = 0
     step: int = 0
     began: float = 0.0
+    held: int = 0
+    workers: int = 0
 
     @classmethod
     def of(cls, folder: Path) -> Attempt:
@@ -245,19 +259,61 @@ class Attempt(NamedTuple):
             return cls(*json.loads((folder / ATTEMPT).read_bytes()))
         return cls()
 
-    def state(self, folder: Path, rank: int) -> State | None:
-        """Return what a rank begins with; None in a first attempt."""
-        return State.read(shard(folder, self.step, rank)) if self.number else None
+    def fit(self, experiment: Experiment) -> Experiment:
+        """Return a run's experiment for the workers of this attempt."""
+        is_same = self.workers in (0, experiment.workers)
+        return experiment if is_same else resized(experiment, self.workers)
+
+    def state(self, folder: Path, experiment: Experiment, rank: int) -> State | None:
+        """Return what a rank begins with; None in a first attempt.
+
+        On another number of workers flat ranges of ZeRO are cut anew; servers keep theirs; other workers take the
+        state of one replica, which all have, or in gossip one each.
+        """
+        if not self.number:
+            return None
+        read = lambda rank: State.read(shard(folder, self.step, rank))
+        if self.held == self.workers:
+            return read(rank)
+        if rank >= self.workers:
+            return read(rank - self.workers + self.held)
+        if getattr(experiment.split, "zero", 0):
+            return recut([read(old) for old in range(self.held)], self.workers, rank)
+        return read(0 if experiment.sync.sends_gradients else rank % self.held)
 
 
-def begin_attempt(folder: Path, step: int) -> None:
+def recut(states: list[State], workers: int, rank: int) -> State:
+    """Return a rank's state of ZeRO on another number of workers, from the states of all before.
+
+    Rank r of N holds chunk (r + 1) mod N of each group of parameters, whose lengths the state of stage 3 lists; in
+    stage 1 a tensor of the optimizer is of one bucket.
+    """
+    first, tensors = states[0], {}
+    lengths = first.tree["part"]["object"].get("lengths", {}).get("list")
+    cut = ("part.replica.weights", "sync.optimizer.") if lengths else ("sync.optimizers.",)
+    for name, tensor in first.tensors.items():
+        chunks = [state.tensors[name] for state in states]
+        if not name.startswith(cut) or not tensor.dim():
+            tensors[name] = tensor
+            continue
+        chunks, found = [*chunks[-1:], *chunks[:-1]], []  # in the order of chunks
+        for length in lengths or [sum(map(len, chunks))]:
+            sizes = [len(share) for share in torch.empty(length).tensor_split(len(states))]
+            whole = torch.cat([chunk[:size] for chunk, size in zip(chunks, sizes)])
+            chunks = [chunk[size:] for chunk, size in zip(chunks, sizes)]
+            found.append(whole.tensor_split(workers)[(rank + 1) % workers])
+        tensors[name] = torch.cat(found)
+    return State(first.tree, tensors, first.own, first.done)
+
+
+def begin(folder: Path, attempt: Attempt) -> None:
     """Put the records of earlier attempts aside, and note where the next one begins."""
     attempts = attempts_in(folder)
     ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
     began = max(ends, default=Attempt.of(folder).began)
-    whole(folder / ATTEMPT, json.dumps(Attempt(len(attempts), step, began)).encode())
+    whole(folder / ATTEMPT, json.dumps(attempt._replace(began=began)).encode())
     for name in attempts[-1]:
-        (folder / name).rename(folder / f"{source_of(name)}.{len(attempts) - 1}.jsonl")
+        (folder / name).rename(folder / f"{source_of(name)}.{attempt.number - 1}.jsonl")
     for name in ("summary.json", REFUSAL):
         (folder / name).unlink(missing_ok=True)
 
@@ -342,7 +398,8 @@ class Keeper(comm.Keeper):
         state: State | None = None,
     ) -> None:
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
-        self.state, self.every = state or attempt.state(folder, rank), experiment.snapshot.every
+        self.state = state or attempt.state(folder, experiment, rank)
+        self.every = experiment.snapshot.every
         self.resumed, self.dies = self.state is not None, death
         self.own = self.state.own if self.state else 0
         self.done = state.done if state else attempt.step
@@ -418,7 +475,8 @@ class Keeper(comm.Keeper):
 
     def _commit(self, folder: Path, step: int) -> None:
         """Make a set of shards a snapshot, and drop older ones; two ranks that do it at once do the same."""
-        manifest = {"step": step, "ranks": self.experiment.members, "of": identity(self.experiment)}
+        e = self.experiment
+        manifest = {"step": step, "workers": e.workers, "members": e.members, "of": identity(e)}
         whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
         for old in (self.folder / SNAPSHOTS).glob("step-*"):

@@ -113,6 +113,7 @@ class ZeroSplit(LayerwiseSplit):
     """A replica whose weights are spread over all ranks; every rank has samples of its own."""
 
     whole_on_all = True
+    kept = ("replica", "lengths")
 
     def __init__(self, task: Task) -> None:
         parts = units(task.model, task.batch(0)[0][:1])
@@ -125,6 +126,9 @@ class ZeroSplit(LayerwiseSplit):
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
         super().__init__(task)
+        self.lengths = [
+            len(sharded.weights.flat) for sharded in reversed(self.sharded)
+        ]  # as the replica has them
 
     def cut(self, model: nn.Sequential) -> nn.ParameterList:
         return nn.ParameterList([sharded.own for sharded in self.sharded])

@@ -10,7 +10,7 @@ import pytest
 
 import dlpar
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.recovery import CannotGoOn, Crew, reseated
+from dlpar.sync.membership import CannotGoOn, Crew, reseated
 
 STEPS = 40
 

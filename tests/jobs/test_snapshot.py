@@ -3,6 +3,7 @@
 import json
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +11,9 @@ import dlpar
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
-from dlpar.jobs.snapshot import Attempt, State, begin_attempt, newest, put, shard, taken
+from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken
 from dlpar.jobs.tail import attempts_in
+from dlpar.sync.membership import resized
 
 STEPS, DIES = 24, 0.8
 SMALL = {"name": "mlp", "width": 16, "depth": 3}
@@ -99,7 +101,7 @@ def test_a_resumed_run_has_losses_and_weights_of_one_never_interrupted(changes, 
     dying = experiment.replace(deaths={"die": {experiment.workers - 1: DIES}})
     status, cut = simulated(tmp_path / "cut", dying)
     assert status == 1 and "died on request" in next(iter(cut.errors.values()))["message"]
-    begin_attempt(cut.path, newest(cut.path, dying))
+    begin(cut.path, newest(cut.path, dying))
     status, resumed = simulated(tmp_path / "cut", dying)
     assert status == 0
     assert resumed.curve["loss"].tolist() == whole.curve["loss"].tolist()
@@ -131,7 +133,7 @@ def test_workers_that_run_free_go_on_with_the_version_and_the_steps_they_had(cha
     experiment = trained(deaths={"die": {3: DIES}}, **changes)
     simulated(tmp_path / "cut", experiment)
     before = {name: (tmp_path / "cut" / name).read_bytes() for name in attempts_in(tmp_path / "cut")[-1]}
-    begin_attempt(tmp_path / "cut", newest(tmp_path / "cut", experiment))
+    begin(tmp_path / "cut", newest(tmp_path / "cut", experiment))
     status, run = simulated(tmp_path / "cut", experiment)
     assert status == 0 and run.summary["steps"] == STEPS
     assert run.curve["step"].tolist() == list(range(STEPS))
@@ -178,21 +180,52 @@ def test_a_torn_or_changed_snapshot_is_passed_over(tmp_path):
     path = shard(run.path, 16, 2)
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
-    assert newest(run.path, experiment) == 8
+    assert newest(run.path, experiment).step == 8
     path.write_bytes(whole[:-3] + bytes(3))
-    assert newest(run.path, experiment) == 8
+    assert newest(run.path, experiment).step == 8
     path.write_bytes(whole)
-    assert newest(run.path, experiment) == 16
+    assert newest(run.path, experiment).step == 16
     for step in run.snapshots:
         shard(run.path, step, 0).unlink()
     with pytest.raises(BadExperiment, match=r"^run: got cut, allowed is .*after step 8 is refused: rank-0"):
         newest(run.path, experiment)
 
 
-def test_a_snapshot_of_other_ranks_is_refused_in_a_sentence(tmp_path):
+def test_a_snapshot_of_another_run_is_refused_in_a_sentence(tmp_path):
     run, experiment = cut_off(tmp_path)
-    with pytest.raises(BadExperiment, match=r"it is of .*4 × ring.* and the run is .*2 × ring"):
-        newest(run.path, experiment.replace(workers=2, deaths={"die": {}}))
+    with pytest.raises(BadExperiment, match=r"it is of mlp on digits by ring.* and the run is .* by gossip"):
+        newest(run.path, experiment.replace(sync="gossip"))
+    pipeline = {"kind": "pipeline", "stages": 2, "microbatches": 4}
+    _, run = simulated(tmp_path / "pipeline", trained(split=pipeline, deaths={"die": {3: DIES}}))
+    with pytest.raises(
+        BadExperiment, match="it is of 4 workers, and the run has 2: only ranks that hold a whole"
+    ):
+        newest(run.path, trained(split=pipeline, workers=2))
+
+
+RESIZED = {
+    "ring": {"optimizer": "adam", "lr": 0.003},
+    "ZeRO 1": {"split": {"zero": 1}, "optimizer": "adam", "lr": 0.003, "sync": {"bucket_mb": 0.002}},
+    "ZeRO 3": {"split": {"zero": 3}, "optimizer": "adam", "lr": 0.003},
+    "map-reduce": {"sync": "mapreduce"},
+    "ps": {"sync": PS | {"servers": 2}},
+    "gossip": {"sync": {"scheme": "gossip", "topology": "complete"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [3, 6])
+@pytest.mark.parametrize("changes", RESIZED.values(), ids=RESIZED)
+def test_more_or_fewer_workers_go_on_with_the_same_global_batches(changes, workers, tmp_path):
+    experiment = trained(deaths={"die": {3: DIES}}, batch=60, dtype="float64", **changes)
+    _, whole = simulated(tmp_path / "whole", experiment.replace(deaths={"die": {}}))
+    _, run = simulated(tmp_path / "cut", experiment)
+    begin(run.path, newest(run.path, resized(experiment, workers)))
+    status, run = simulated(tmp_path / "cut", experiment)
+    assert status == 0 and run.summary["steps"] == STEPS
+    assert run.curve["samples"].tolist() == whole.curve["samples"].tolist()
+    apart = 0.2 if "gossip" in str(experiment.sync) else 1e-9  # whose replicas average over another graph
+    assert np.allclose(run.curve["loss"], whole.curve["loss"], rtol=0, atol=apart)
 
 
 def test_a_set_without_its_last_shard_is_no_snapshot_and_older_ones_go(tmp_path):

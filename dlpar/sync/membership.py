@@ -1,0 +1,105 @@
+"""Who does what after deaths: spares take empty seats, the others share the work of workers that are gone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dlpar.config.experiment import Experiment
+from dlpar.graphs import neighbours, receivers
+
+
+class CannotGoOn(RuntimeError):
+    """A death after which nobody has all that the job needs."""
+
+
+class Crew(NamedTuple):
+    """Who does what, after some deaths.
+
+    Attributes
+    ----------
+    seats : tuple of int
+        First rank of the process on each seat: workers, servers, then spares.
+    experiment : Experiment
+        As the ranks on these seats run it.
+    generation : int
+        Number of times that the crew was formed anew.
+    """
+
+    seats: tuple[int, ...]
+    experiment: Experiment
+    generation: int = 0
+
+
+def reseated(crew: Crew, left: list[int]) -> Crew:
+    """Return the crew after some have died: spares take empty seats, other seats of workers are given up.
+
+    Raises
+    ------
+    CannotGoOn
+        If a server's seat stays empty, or no worker is left.
+    """
+    e, seats = crew.experiment, list(crew.seats)
+    alive = set(left)
+    spares = [rank for rank in seats[e.members :] if rank in alive]
+    for seat, rank in enumerate(seats[: e.members]):
+        if rank not in alive and spares:
+            seats[seat] = spares.pop(0)
+    team = seats[: e.members]
+    lost = [rank for rank in crew.seats[e.workers : e.members] if rank not in alive]
+    if lost:
+        raise CannotGoOn(f"rank {lost[0]} (server) died, and with it its range of the weights")
+    if e.sync.has_driver and crew.seats[0] not in alive and e.optimizer != "sgd":
+        raise CannotGoOn(f"rank {crew.seats[0]} (the driver) died, and with it the state of {e.optimizer}")
+    stay = [seat for seat, rank in enumerate(team[: e.workers]) if rank in alive]
+    if not stay:
+        raise CannotGoOn("the last worker died")
+    kept = [team[seat] for seat in stay] + team[e.workers :] + spares
+    return Crew(tuple(kept), without(e, stay, len(spares)), crew.generation + 1)
+
+
+def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
+    """Return an experiment for the workers that stay: the same global batches, and the graph without the others."""
+    new = {old: worker for worker, old in enumerate(stay)}
+    changes: dict[str, Any] = {
+        "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}
+    }
+    if len(stay) < e.workers:
+        if e.backup:
+            changes["sync"] = {"backup": max(0, e.backup - (e.workers - len(stay)))}
+        if e.sync.has_graph:
+            changes["sync"] = {"topology": "edges", "edges": graph_of(e, new)}
+        elif hasattr(e.sync, "peers"):
+            changes["sync"] = {"peers": max(1, min(e.sync.peers, len(stay) - 1))}
+        delays = {
+            name: {new[old]: value for old, value in getattr(e.delays, name).items() if old in new}
+            for name in ("straggler", "stall")
+        }
+        changes |= {"workers": len(stay), "delays": delays}
+        if not e.backup:
+            changes |= {"scaling": "strong", "batch": e.global_batch}
+    return e.replace(**changes)
+
+
+def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
+    """List the edges between workers that stay, by their new numbers."""
+    is_directed = e.sync.exchange == "push_sum"
+    graph = (receivers if is_directed else neighbours)(e.sync, e.workers, e.seed)
+    edges = [
+        (new[a], new[b])
+        for a, others in enumerate(graph)
+        for b in others
+        if a in new and b in new and (is_directed or a < b)
+    ]
+    if not edges and len(new) > 1:
+        raise CannotGoOn("the rank that joined all others in the graph died")
+    return edges
+
+
+def resized(e: Experiment, workers: int) -> Experiment:
+    """Return an experiment for another number of workers, with the same global batches."""
+    delays = {
+        name: {worker: value for worker, value in getattr(e.delays, name).items() if worker < workers}
+        for name in ("straggler", "stall")
+    }
+    same = {"scaling": "strong", "batch": e.global_batch}
+    return e.replace(workers=workers, delays=delays, deaths={"die": {}}, **same)
