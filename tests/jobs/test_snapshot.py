@@ -268,7 +268,7 @@ def test_a_killed_job_is_resumed_in_its_folder(tmp_path):
         ({"deaths": {"die": {4: 0.5}}}, "deaths.die: got rank 4, allowed with 4 ranks is 0 to 3"),
         ({"deaths": "shrink", "split": {"zero": 1}}, "a part of the state would be lost"),
         ({"deaths": "spare", "split": {"kind": "tensor"}}, "a part of the state would be lost"),
-        ({"deaths": "shrink", "sync": "hogwild", "optimizer": "sgd", "cluster": "real"}, "allowed with sync hogwild is end"),
+        ({"deaths": "shrink", "sync": "hogwild", "optimizer": "sgd", "cluster": "real"}, "sync hogwild is end"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_the_run(changes, said):
