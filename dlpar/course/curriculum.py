@@ -87,10 +87,8 @@ def course() -> HTML:
         name = f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}'
         found = f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet"
         rows.append((name, each.minutes, html.escape(each.needs), html.escape(each.question), found))
-    short, whole = (
-        sum(lab.minutes for lab in labs().values() if lab.core or every) for every in (False, True)
-    )
-    caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
+    hours = [sum(lab.minutes / 60 for lab in labs().values() if lab.core or every) for every in (False, True)]
+    caption = f"★ short course, {hours[0]:g} hours; all labs: {hours[1]:g} hours"
     return html_table(caption, ("lab", "minutes", "you need", "question", "your predictions"), rows)
 
 

@@ -148,9 +148,8 @@ def _call(name: str, arguments: Any) -> str:
 
 def _line(error: Exception) -> str:
     """Line of the student's code that raised."""
-    own = [
-        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(PACKAGE)
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith(PACKAGE)]
     return f"\n  in your line {own[0].lineno}: {own[0].line}" if own and own[0].line else ""
 
 
@@ -186,8 +185,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
             return "" if got == expected else otherwise
         if len(mine) != len(right):
             return f"{at} has {len(mine)} items, expected {len(right)}"
-        inner = (difference(m, r, tolerance, f"{where}[{i}]") for i, (m, r) in enumerate(zip(mine, right)))
-        return next((d for d in inner if d), "")
+        return difference(dict(enumerate(mine)), dict(enumerate(right)), tolerance, where)
     if mine.shape != right.shape:
         return f"{at} has shape {mine.shape}, expected {right.shape}"
     differ = ~np.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)

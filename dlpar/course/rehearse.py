@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, JobFailed, Run
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.launch import JobFailed
-from dlpar.jobs.run import Run
 from dlpar.lab.figures.cost import time_collectives
 from dlpar.lab.sweep import run_all
+from dlpar.systems.record import apart
 from dlpar.worlds.simulated.failures import FailingJob
 
 LIMIT = 90.0
@@ -185,14 +182,9 @@ def pace_ms(run: Run) -> float:
     return 1e3 * (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
 
 
-def step_s(run: Run) -> float:
-    """Seconds of a global step, from samples a second."""
-    return run.experiment.global_batch / run.summary["samples_per_s"]
-
-
 def step_ms(run: Run) -> float:
     """Milliseconds of a global step, from samples a second."""
-    return 1e3 * step_s(run)
+    return 1e3 * run.experiment.global_batch / run.summary["samples_per_s"]
 
 
 def accuracy(run: Run) -> float:
@@ -203,12 +195,6 @@ def accuracy(run: Run) -> float:
 def speedup(one: Run, many: Run) -> float:
     """Samples a second of one run over those of another."""
     return many.summary["samples_per_s"] / one.summary["samples_per_s"]
-
-
-def apart(first: Run, *others: Run) -> float:
-    """Largest relative difference of losses from the first run's; NaN where a loss is NaN or missing."""
-    right = first.curve["loss"]
-    return float(np.max([(run.curve["loss"] / right - 1).abs().to_numpy().max() for run in others]))
 
 
 def most_held(run: Run, *kinds: str) -> int:

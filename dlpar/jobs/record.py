@@ -216,7 +216,7 @@ class Unrecorded(Recorder):
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
-        self._spans, self._waited, self._device = [], 0.0, None
+        self._spans, self._waited, self._device, self._of = [], 0.0, None, {}
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> nullcontext:
         return nullcontext()

@@ -511,8 +511,7 @@ class Comparison(RunPage):
         """
         with self._guard_jobs:
             self._refuse_if_running()
-            for key in list(self._shown):
-                self._forget(key)
+            self._forget(list(self._shown))
             self.runs = []
             self._start(list(zip(self.titles, self.experiments)))
         return self

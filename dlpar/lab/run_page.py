@@ -167,8 +167,7 @@ class RunPage(Page):
     def clear_earlier(self) -> None:
         """Remove earlier runs from the figures; their folders stay."""
         with self._guard:
-            for key in list(self._shown)[:-1]:
-                self._forget(key)
+            self._forget(list(self._shown)[:-1])
             if self._shown:
                 self._board.settle(ended=not self.running)
         self._show_runs()
@@ -261,9 +260,8 @@ class RunPage(Page):
         with self._guard:
             for key, other in list(self._shown.items()):
                 if key in (run.id, self._opening) or loss_title(other.experiment) != loss_title(experiment):
-                    self._forget(key)
-            for key in list(self._shown)[: max(0, len(self._shown) - self._kept)]:
-                self._forget(key)
+                    self._forget([key])
+            self._forget(list(self._shown)[: max(0, len(self._shown) - self._kept)])
             experiments = [*(other.experiment for other in self._shown.values()), experiment]
             names = labels(experiments) if len(experiments) > 1 else ["this run"]
             for other, own in zip(list(self._shown.values()), names):
@@ -296,10 +294,11 @@ class RunPage(Page):
         """The run that began last."""
         return next(reversed(self._shown.values()))
 
-    def _forget(self, key: str) -> None:
-        for plot in self._board.plots:
-            plot.forget(key)
-        del self._shown[key]
+    def _forget(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            for plot in self._board.plots:
+                plot.forget(key)
+            del self._shown[key]
 
     def _rename(self, key: str, name: str) -> None:
         for plot in self._board.plots:
@@ -385,9 +384,8 @@ class Status:
         self.errors: dict[int, dict[str, Any]] = {}
         self._log_size, self._shown, self.launch_s, self._seen, self.chosen = -1, 0.0, None, None, {}
         status = "running" if path else ""
-        self.page.tell(
-            done=0, steps=experiment.steps, status=status, message="", log="", path=str(path or "")
-        )
+        self.page.tell(done=0, steps=experiment.steps, status=status, path=str(path or ""))
+        self.page.tell(message="", log="")
         self.say(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
 
     def progress(self, so_far: GlobalSteps, rate: float | None) -> None:

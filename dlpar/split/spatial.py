@@ -63,11 +63,15 @@ class SpatialSplit(LayerwiseSplit):
     def gradient(self, step: int) -> None:
         super().gradient(step)
         with self.record.span("reduce"):
-            if not self.tiled:  # tiles have weights of their own
-                ring_allreduce(self.mesh.comm, self.of_pieces)
+            self.reduce()
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return super()._forward(x[self.tile], y)
+
+    def reduce(self) -> None:
+        """Add up the gradients of weights over the pieces of images; tiles have weights of their own."""
+        if not self.tiled:
+            ring_allreduce(self.mesh.comm, self.of_pieces)
 
     def whole(self) -> nn.Module | None:
         if not self.tiled:
@@ -177,10 +181,8 @@ class Gather(nn.Module):
 
     def __init__(self, mesh: Mesh, height: int, width: int, pause: Pause) -> None:
         super().__init__()
-        self.group, self.whole = (
-            TensorGroup(mesh.comm, partial(pause, "gather")),
-            (range(height), range(width)),
-        )
+        self.group = TensorGroup(mesh.comm, partial(pause, "gather"))
+        self.whole = range(height), range(width)
         rows, columns = shares(height, mesh.sizes["rows"]), shares(width, mesh.sizes["columns"])
         self.places = [(r, c) for r in rows for c in columns]
 
@@ -373,6 +375,9 @@ HALO = 1
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
 
+Arrive = Callable[[], None]
+"""Waits for what other ranks send, and puts it in its place."""
+
 
 class Halo:
     """A rank's piece of an image, and the inputs around it that its outputs need.
@@ -395,12 +400,9 @@ class Halo:
     def __init__(self, mesh: Mesh, rows: Cut, columns: Cut) -> None:
         self.comm = mesh.comm
         self.owned, self.reads = (rows.owned, columns.owned), (rows.reads, columns.reads)
-        around = {
-            mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right): (down, right)
-            for down in rows.take
-            for right in columns.take
-            if (down, right) != (0, 0)
-        }
+        at = lambda down, right: mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right)
+        steps = [(down, right) for down in rows.take for right in columns.take if down or right]
+        around = {at(*step): step for step in steps}
         take = {rank: (rows.take[down], columns.take[right]) for rank, (down, right) in around.items()}
         give = {rank: (rows.give[down], columns.give[right]) for rank, (down, right) in around.items()}
         self._take = {rank: region for rank, region in take.items() if all(region)}
@@ -424,13 +426,13 @@ class Halo:
         inputs[index(self._both, self.reads)] = own[index(self._both, self.owned)]
         return inputs
 
-    def fetch(self, own: Tensor, inputs: Tensor) -> Callable[[], None]:
+    def fetch(self, own: Tensor, inputs: Tensor) -> Arrive:
         """Start to exchange halos; the call that is returned waits for this rank's and writes it into `inputs`."""
         given = {rank: own[index(region, self.owned)] for rank, region in self._give.items()}
         taken = {rank: inputs[index(region, self.reads)] for rank, region in self._take.items()}
         return self._exchange(given, taken, Tensor.copy_)
 
-    def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Callable[[], None]:
+    def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Arrive:
         """Start to send the halo's gradient to its owners: :meth:`fetch` backwards.
 
         The call that is returned waits for the neighbours' gradients, and adds them to `of_own`.
@@ -443,9 +445,7 @@ class Halo:
         """Add the gradient of inputs that lie here to that of this rank's piece."""
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
-    def _exchange(
-        self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable
-    ) -> Callable[[], None]:
+    def _exchange(self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable) -> Arrive:
         # Receives first: an expected message need not be buffered.
         came = {rank: self.comm.empty(into.shape, into.dtype) for rank, into in taken.items()}
         requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in came.items()]

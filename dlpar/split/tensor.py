@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,10 +101,9 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
             layers[name], pieces = copy.deepcopy(layer), 0
         elif isinstance(layer, Block):
             layers[name] = _block(layer, group)
-        elif isinstance(layer, Embedding):
-            layers[name] = ParallelEmbedding(layer, group, ties)
-        elif isinstance(layer, Tied):
-            layers[name] = ParallelOutput(layer, group, ties)
+        elif isinstance(layer, (Embedding, Tied)):
+            by_characters = ParallelEmbedding if isinstance(layer, Embedding) else ParallelOutput
+            layers[name] = by_characters(layer, group, ties)
         else:
             layers[name] = piece_of(layer, group, None)
     if pieces is not None:
@@ -187,25 +187,16 @@ class ColumnParallel(nn.Module):
 class RowParallel(nn.Module):
     """A linear layer or convolution cut by its inputs; each rank has a copy of the bias."""
 
-    def __init__(self, layer: nn.Module, group: TensorGroup) -> None:
-        super().__init__()
-        self.group, self.piece = group, piece_of(layer, group, 1)
-        self.shift = nn.Identity() if layer.bias is None else Shift(layer, group)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shift(added(product(self.piece, x, self.group), self.group))
-
-
-class Shift(nn.Module):
-    """The bias of a linear layer or convolution, for an output that has been added up."""
-
     def __init__(self, layer: Any, group: TensorGroup) -> None:
         super().__init__()
-        self.bias = share_of(layer.bias, group, None)
+        self.group, self.piece = group, piece_of(layer, group, 1)
+        # In the piece, so that it comes behind the weight as in the whole layer.
+        self.piece.shift = None if layer.bias is None else share_of(layer.bias, group, None)
         self.shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias.view(self.shape)
+        output = added(product(self.piece, x, self.group), self.group)
+        return output if self.piece.shift is None else output + self.piece.shift.view(self.shape)
 
 
 class ParallelAttention(Attention):
@@ -323,8 +314,7 @@ class Overlapping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         group, inputs = self.group, x.shape[1]
-        mine = self.own(x)
-        mine = charged(mine, group, 2 * mine.numel() * inputs)
+        mine = product(self.own, x, group)
         with torch.no_grad():
             computed = [
                 mine if rank == group.rank else F.linear(x, copy[:, :-1], copy[:, -1])
@@ -332,11 +322,7 @@ class Overlapping(nn.Module):
             ]
         mine = group.charge(2 * len(x) * inputs * self.common * (group.size - 1), mine)
         # Neurons computed by their owner alone are gathered; the gradients of all neurons are summed over ranks.
-        return pair(
-            mine,
-            forward=lambda own: self._exchanged(own, computed),
-            backward=lambda gradient: group.scatter(gradient, 1),
-        )
+        return pair(mine, partial(self._exchanged, computed=computed), partial(group.scatter, dim=1))
 
     def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
         """Put all neurons together: the common ones as computed here, and those that only their owner computed."""

@@ -146,11 +146,8 @@ def gathered(piece: Tensor, group: TensorGroup, total: int, dim: int) -> Tensor:
     """Put all ranks' shares of `total` elements side by side along `dim`."""
     places = shares(total, group.size)
     own, sizes = places[group.rank], list(map(len, places))
-    return pair(
-        narrowed(piece),
-        forward=lambda piece: torch.cat(group.gather(piece, sizes, dim), dim),
-        backward=lambda gradient: gradient.narrow(dim, own.start, len(own)),
-    )
+    whole = lambda piece: torch.cat(group.gather(piece, sizes, dim), dim)
+    return pair(narrowed(piece), whole, lambda gradient: gradient.narrow(dim, own.start, len(own)))
 
 
 def charged(output: Tensor, group: TensorGroup, flops: float, back: float | None = None) -> Tensor:

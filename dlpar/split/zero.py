@@ -126,9 +126,8 @@ class ZeroSplit(LayerwiseSplit):
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
         super().__init__(task)
-        self.lengths = [
-            len(sharded.weights.flat) for sharded in reversed(self.sharded)
-        ]  # as the replica has them
+        # In the order in which the replica has them.
+        self.lengths = [len(sharded.weights.flat) for sharded in reversed(self.sharded)]
 
     def cut(self, model: nn.Sequential) -> nn.ParameterList:
         return nn.ParameterList([sharded.own for sharded in self.sharded])

@@ -34,14 +34,10 @@ def outer(experiment: Experiment) -> Experiment:
     if averaging.method == "elastic":
         rule["lr"] = averaging.elasticity
     elif averaging.method == "block_momentum":
-        momentum = averaging.block_momentum
-        rule |= {
-            "optimizer": "momentum",
-            "momentum": 1 - 1 / experiment.workers if momentum is None else momentum,
-        }
-    return experiment.replace(
-        steps=experiment.steps // averaging.period, averaging={"method": "none"}, **rule
-    )
+        given, usual = averaging.block_momentum, 1 - 1 / experiment.workers
+        rule |= {"optimizer": "momentum", "momentum": usual if given is None else given}
+    steps = experiment.steps // averaging.period
+    return experiment.replace(steps=steps, averaging={"method": "none"}, **rule)
 
 
 class Averaging(Scheme):

@@ -115,8 +115,5 @@ def factored(model: nn.Module, experiment: Experiment, ranks: int) -> list[Facto
     positions = experiment.data.context if experiment.model.name == "transformer" else 1
     rows = [experiment.local_batch(rank) * positions for rank in range(experiment.workers)]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return [
-        Factors(layer, rows)
-        for layer in layers
-        if are_shorter(max(rows), layer.in_features, layer.out_features, ranks)
-    ]
+    fits = lambda layer: are_shorter(max(rows), layer.in_features, layer.out_features, ranks)
+    return [Factors(layer, rows) for layer in layers if fits(layer)]

@@ -60,9 +60,8 @@ class ParameterServer(Scheme):
         comm.barrier()  # the servers hold the initial weights, so all workers start together
         leaf = leaf_of(experiment, comm.rank)
         ranks = roots if leaf is None else [leaf]
-        self.client: Client = self._run(
-            lambda comm, weights: Client(comm, ranks, weights, experiment, lengths)
-        )
+        client = lambda comm, weights: Client(comm, ranks, weights, experiment, lengths)
+        self.client: Client = self._run(client)
         self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
 
     def _run(self, collective: Collective) -> Any:

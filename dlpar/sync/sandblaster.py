@@ -89,9 +89,8 @@ def sandblaster(
     ranges = problem.start.tensor_split(shards)
     if comm.rank <= shards:
         return _hold(comm, ranges[comm.rank - 1].clone(), portions)
-    return _work(
-        comm, problem, [len(each) for each in ranges], portions, slow if comm.rank == comm.size - 1 else 1.0
-    )
+    times_slower = slow if comm.rank == comm.size - 1 else 1.0
+    return _work(comm, problem, [len(each) for each in ranges], portions, times_slower)
 
 
 class _Shards:

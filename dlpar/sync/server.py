@@ -76,11 +76,10 @@ class Server:
         # Pushes of a client at a time: those of its whole group, if each of them goes up alone.
         sync = experiment.sync
         self.at_once = experiment.workers // len(self.clients) if sync.group_consistency == "asp" else 1
-        self.total = (
-            len(self.clients) * self.at_once * experiment.steps // (sync.group_period or sync.push_every)
-        )
+        pushing = len(self.clients) * self.at_once
+        self.total = pushing * experiment.steps // (sync.group_period or sync.push_every)
         self.per_answer = sync.steps_a_fetch // sync.push_every
-        self.started = len(self.clients) * self.at_once * self.per_answer
+        self.started = pushing * self.per_answer
 
     def resume(self, done: int) -> None:
         """Answer all clients of a run that is resumed after `done` global steps, as after their last pushes."""
@@ -115,9 +114,8 @@ class Server:
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
-        self.comm.compute(
-            lambda: self._add(client, 1 / max(1, age) if self.aware else 1.0), cost=2 * len(self.sum)
-        )
+        weight = 1 / max(1, age) if self.aware else 1.0
+        self.comm.compute(lambda: self._add(client, weight), cost=2 * len(self.sum))
         self.pushes += 1
         self.clock.push(client)
         self.gathered += 1

@@ -14,6 +14,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+import numpy as np
+
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import JobFailed, spmd
 from dlpar.jobs.run import Run
@@ -207,9 +209,10 @@ def shape(what: str, holds: Callable[[Runs], Any]) -> Figure:
     return Figure(what, 1.0, lambda runs: float(bool(holds(runs))), 0.0, "shape")
 
 
-def apart(one: Run, other: Run) -> float:
-    """Return the largest relative difference of two runs' losses."""
-    return float(((one.curve["loss"] - other.curve["loss"]) / one.curve["loss"]).abs().max())
+def apart(first: Run, *others: Run) -> float:
+    """Return the largest relative difference of losses from the first run's; NaN where one is NaN or missing."""
+    right = first.curve["loss"]
+    return float(np.max([(run.curve["loss"] / right - 1).abs().to_numpy().max() for run in others]))
 
 
 def same_as_alone(**fields: Any) -> dict[str, Experiment]:

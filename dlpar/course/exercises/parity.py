@@ -175,15 +175,14 @@ def _problem(ranks: int) -> list[torch.Tensor]:
 SCHEME_STEPS = 20
 """Steps of each trial."""
 
+ALIKE = f"{{name}} is right on {{ranks}}: every weight is that of one process, {SCHEME_STEPS} steps long."
+
 ROUNDING = 1e-9
 """Largest relative difference between float64 sums of the same numbers in another order, and more than that."""
 
 
 def check_scheme(
-    my_scheme: Callable[..., Any] | type[Scheme] | None,
-    workers: Sequence[int] = (2, 3, 4),
-    hints: Sequence[str] = (),
-    timeout: float = 20.0,
+    my_scheme: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (), timeout: float = 20.0
 ) -> Verdict:
     """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
 
@@ -225,19 +224,15 @@ def _steps_differ(told: list[dict[str, Any]]) -> str:
 
 def _trained_alike(told: list[dict[str, Any]]) -> str:
     """Sentence on a right scheme, with the data sent in a step beside that of a ring."""
-    praise = (
-        f"{{name}} is right on {{ranks}}: every weight is that of one process, {SCHEME_STEPS} steps long."
-    )
     ring = closed_form("ring", len(told), told[0]["elements"], itemsize=8)
-    theirs = (
-        f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {ring.busiest_bytes:,} the busiest worker"
-    )
+    busiest = f"{ring.busiest_bytes:,} the busiest worker"
+    theirs = f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {busiest}"
     if told[0]["bytes"] is None:
-        return f"{praise} The library moved the data and does not say how much; {theirs}."
+        return f"{ALIKE} The library moved the data and does not say how much; {theirs}."
     messages, nbytes = (sum(one[what] for one in told) for what in ("messages", "bytes"))
     busiest = max(one["bytes"] for one in told)
     sends = f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes"
-    return f"{praise} {sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
+    return f"{ALIKE} {sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
 
 
 def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme]) -> dict[str, Any]:

@@ -93,8 +93,7 @@ def _wrong_with(given: Any, size: Size) -> str:
     if not isinstance(given, (list, tuple)) or len(given) != stages:
         return f"got {short(given)}, expected a list for each of {stages} stages"
     for stage, own in enumerate(given):
-        complaint = _not_each_once(own, microbatches)
-        if complaint:
+        if complaint := _not_each_once(own, microbatches):
             return f"stage {stage}, {complaint}"
     lists = _actions(given)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlpar.course.judge import Verdict, difference, judge_on_ranks, listed, secret
+from dlpar.course.judge import Answer, Verdict, difference, judge_on_ranks, listed, secret
 
 if TYPE_CHECKING:
     import torch
@@ -58,9 +58,7 @@ class Desk:
     gathered: list[torch.Tensor] = field(default_factory=list)
 
 
-def check_server(
-    on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = ()
-) -> Verdict:
+def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = ()) -> Verdict:
     """Run a server whose answer to a push is ``on_push(server, worker, gradient)``.
 
     It must move ``server.weights`` by the gradient, with the learning rate divided by its staleness (at least
@@ -81,25 +79,12 @@ def check_server(
     Verdict
         Names the first push with a wrong result; never raises for an error in the student's code.
     """
-
-    def complain(told: list[Any]) -> str:
-        found = (f" and s = {s}, {first}." for s, (first, *_) in zip(bounds, told[0]) if first)
-        return next(found, "")
-
-    def praise(told: list[Any]) -> str:
-        _, oldest, furthest = zip(*told[0])
-        return (
-            f"{{name}} is right on {{ranks}}, a server and {WORKERS} workers with {CLOCKS} pushes each, "
-            f"with s = {listed(bounds)}: no lead above s (the largest was {max(furthest)}), "
-            f"and every gradient weighed by its staleness (the oldest: {max(oldest)} updates)."
-        )
-
-    return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (bounds, "bound"))
+    said = "no lead above s (the largest was {furthest}), "
+    said += "and every gradient weighed by its staleness (the oldest: {oldest} updates)"
+    return _judge(on_push, "s", bounds, said, hints)
 
 
-def check_backup(
-    on_push: OnPush | None, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()
-) -> Verdict:
+def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
     """Run a server with backup workers, whose answer to a push is ``on_push(server, worker, gradient)``.
 
     It must gather a push of the present version.  With ``server.needed`` of them it moves the weights by the
@@ -115,29 +100,30 @@ def check_backup(
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
     """
+    said = f"every update has its {WORKERS} - b pushes, and later ones are dropped"
+    return _judge(on_push, "b", backups, said, hints)
+
+
+def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints: Sequence[str]) -> Verdict:
+    """Run a server for each value of s or b; `said` of right ones, with the largest age and lead."""
 
     def complain(told: list[Any]) -> str:
-        found = (f" and b = {b}, {first}." for b, (first, *_) in zip(backups, told[0]) if first)
+        found = (f" and {letter} = {n}, {first}." for n, (first, *_) in zip(values, told[0]) if first)
         return next(found, "")
 
     def praise(told: list[Any]) -> str:
-        return (
-            f"{{name}} is right on {{ranks}}, a server and {WORKERS} workers with {CLOCKS} pushes each, with b = "
-            f"{listed(backups)}: every update has its {WORKERS} - b pushes, and later ones are dropped."
-        )
+        _, oldest, furthest = map(max, zip(*told[0]))
+        trial = f"a server and {WORKERS} workers with {CLOCKS} pushes each, with {letter} = {listed(values)}"
+        return f"{{name}} is right on {{ranks}}, {trial}: {said.format(oldest=oldest, furthest=furthest)}."
 
-    return judge_on_ranks(
-        on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (backups, "backup")
-    )
+    return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (values, letter))
 
 
-def _on_rank(
-    comm: Comm, on_push: OnPush, values: Sequence[int], what: str
-) -> list[tuple[str, int, int] | None]:
+def _on_rank(comm: Comm, on_push: OnPush, values: Sequence[int], letter: str) -> list[Any]:
     """Serve on rank 0, and push on the others; one bound, or number of backup workers, after the other."""
     found = []
     for value in values:
-        found.append(_push(comm, value) if comm.rank else _serve(comm, on_push, value, what))
+        found.append(_push(comm, value) if comm.rank else _serve(comm, on_push, value, letter))
         comm.barrier()  # a fast worker does not push to the next server before the slow one is done
     return found
 
@@ -157,7 +143,7 @@ def _push(comm: Comm, bound: int) -> None:
         comm.recv(weights, 0)
 
 
-def _serve(comm: Comm, on_push: OnPush, value: int, what: str) -> tuple[str, int, int]:
+def _serve(comm: Comm, on_push: OnPush, value: int, letter: str) -> tuple[str, int, int]:
     """Answer by the rule, and ask the student's function the same until it differs.
 
     Returns the first error, the age of the oldest gradient and the largest lead.
@@ -166,7 +152,7 @@ def _serve(comm: Comm, on_push: OnPush, value: int, what: str) -> tuple[str, int
 
     none = dict.fromkeys(range(1, comm.size), 0)
     right, rule = Desk(torch.zeros(LENGTH), LR, value, none, dict(none)), _by_the_rule
-    if what == "backup":
+    if letter == "b":
         right.needed, rule = len(none) - value, _with_backup
     gradient, found, oldest, furthest = comm.empty(LENGTH), "", 0, 0
     for push in range(CLOCKS * len(none)):
@@ -213,15 +199,11 @@ def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 
 def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     """Name the first error in an answer to a push, or return an empty text."""
-    if mine.version != right.version:
-        return f"server.version is {mine.version}, expected {right.version}"
     if len(mine.gathered) != len(right.gathered):
         return f"server.gathered has {len(mine.gathered)} pushes, expected {len(right.gathered)}"
-    if mine.clock != right.clock:
-        return f"server.clock is {mine.clock}, expected {right.clock}"
-    differs = difference(mine.weights, right.weights, 1e-5, "server.weights")
-    if differs:
-        return differs
+    for what in ("version", "clock", "weights"):
+        if differs := difference(getattr(mine, what), getattr(right, what), 1e-5, f"server.{what}"):
+            return differs
     try:
         answered = list(answered)
     except TypeError:
@@ -231,16 +213,13 @@ def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     if strange := [each for each in answered if each not in right.waiting]:
         return f"worker {strange[0]!r} was to be answered, but it does not wait"
     wrong = [*(each for each in answered if each not in go), *(each for each in go if each not in answered)]
-    if wrong and right.needed > 1:
-        kept = (
-            "was let go with the newest weights already"
-            if wrong[0] in answered
-            else "still waits for newer weights"
-        )
-        return f"worker {wrong[0]} {kept}: it has version {right.read[wrong[0]]}, the server {right.version}"
-    if wrong:
-        ahead = f"{right.clock[wrong[0]] - min(right.clock.values())} clocks ahead of the slowest"
-        if wrong[0] in answered:
-            return f"worker {wrong[0]} was let go {ahead}, allowed is {right.bound}"
-        return f"worker {wrong[0]} still waits, {ahead}; up to {right.bound} it may go on"
-    return ""
+    if not wrong:
+        return ""
+    worker, goes = wrong[0], wrong[0] in answered
+    if right.needed > 1:
+        kept = "was let go with the newest weights already" if goes else "still waits for newer weights"
+        return f"worker {worker} {kept}: it has version {right.read[worker]}, the server {right.version}"
+    ahead = f"{right.clock[worker] - min(right.clock.values())} clocks ahead of the slowest"
+    if goes:
+        return f"worker {worker} was let go {ahead}, allowed is {right.bound}"
+    return f"worker {worker} still waits, {ahead}; up to {right.bound} it may go on"

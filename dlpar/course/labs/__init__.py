@@ -13,7 +13,7 @@ from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
 CONSTANTS = "CLUSTER CLUSTERS GPUS HOROVOD LINKS MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS".split()
-FUNCTIONS = "cores in_turn most_held parts_ms".split()
+BESIDE = [*CONSTANTS, "conflicts", "cores", "in_turn", "most_held", "parts_ms"]
 """What notebooks use of the labs' modules beside presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
@@ -35,7 +35,5 @@ def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
 
 
 for _module in _modules.values():
-    globals().update(
-        {name: value for name, value in vars(_module).items() if name in (*CONSTANTS, *FUNCTIONS)}
-    )
+    globals().update({name: value for name, value in vars(_module).items() if name in BESIDE})
 globals().update({row.name: row.preset for _, row in rows()})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from operator import gt
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course import platform_file
 from dlpar.course.labs.scaling import GPUS, sizes_only
 from dlpar.course.rehearse import Row, measured, step_ms
-from dlpar.jobs.run import Run
 from dlpar.theory import buckets
 from dlpar.worlds.platforms import platform_of, workload
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course.rehearse import Row, Shown, cores_limit, learns, on, same_losses, speedup
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.run import Run
 
 HEAVY = Experiment(
     model={"name": "mlp", "width": 1024}, workers=1, batch=512, steps=15, lr=0.05, evaluate_every=1000,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course.rehearse import Row, Shown
-from dlpar.jobs.run import Run
+from dlpar.lab.figures.convergence import first_at
 from dlpar.theory import contraction
 
 ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
@@ -14,6 +14,8 @@ ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
 
 SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
 """Cluster for questions of mathematics, and of many machines on a slow network: one process plays all ranks."""
+
+GRAPHS = ("ring", "exp2", "complete")
 
 GOSSIP = Experiment(workers=4, model={"name": "mlp", "width": 64}, batch=128, sync="gossip")
 
@@ -40,10 +42,7 @@ def pure_mixing() -> list[Experiment]:
 
     A learning rate of 0 leaves nothing but mixing; float64 leaves room to fall.
     """
-    return [
-        *(_mixing(topology=graph) for graph in ("ring", "exp2", "complete")),
-        _mixing(exchange="one_peer"),
-    ]
+    return [*(_mixing(topology=graph) for graph in GRAPHS), _mixing(exchange="one_peer")]
 
 
 def _at_the_eigenvalue(runs: list[Run]) -> Shown:
@@ -75,15 +74,13 @@ def more_neighbours() -> list[Experiment]:
     """16 machines on 1 Gb Ethernet with one peer a step, 2, 7 and 15 neighbours, and the same batches; simulated."""
     training = dict(workers=16, batch=256, steps=100, lr=0.2, evaluate_every=5, cluster=SIMULATED)
     common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
-    graphs = [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
+    graphs = [common.replace(sync={"topology": graph}) for graph in GRAPHS]
     return [common.replace(sync={"exchange": "one_peer"}), *graphs]
 
 
 def _fewer_cost_less(runs: list[Run]) -> Shown:
-    cost = []
-    for run in runs:
-        good = run.evals[run.evals["accuracy"].astype(float) >= 0.93]
-        cost.append(run.curve["bytes"].iloc[good["step"].iloc[0] - 1] / 1e6 if len(good) else float("inf"))
+    steps = [first_at(run, 0.93)[0] for run in runs]
+    cost = [run.curve["bytes"].iloc[n - 1] / 1e6 if n else float("inf") for run, n in zip(runs, steps)]
     said = ", ".join(f"{each:.0f}" for each in cost)
     held = cost == sorted(cost) and cost[0] < cost[3] / 2
     return held, f"MB to 93 % with one peer a step, 2, 7 and 15 neighbours: {said}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course import platform_file
-from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, same_losses
-from dlpar.jobs.run import Run
+from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, same_losses, step_ms
 
 _NAMES = ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
 CLUSTERS = {name: platform_file(name.replace(" ", "-")) for name in _NAMES}
@@ -17,11 +16,6 @@ PAIRS = CLUSTERS["nodes of two"]
 
 BATCH, MICRO = 16, 2
 """Samples of a batch, and of a micro-batch, whatever the split is."""
-
-
-def _ms(run: Run) -> float:
-    """Milliseconds of a step."""
-    return 1e3 * run.curve["seconds"].iloc[-1] / run.experiment.steps
 
 
 def grid(
@@ -54,7 +48,7 @@ def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
 
 
 def _less_than_the_product(runs: dict[str, Run]) -> Shown:
-    alone, data, tensor, pipeline, together = map(_ms, runs.values())
+    alone, data, tensor, pipeline, together = map(step_ms, runs.values())
     product, gained = alone**3 / (data * tensor * pipeline), alone / together
     said = f"the product is {product:.2f}, all together are {gained:.2f} times as fast as one"
     return gained < 0.8 * product, said
@@ -68,7 +62,7 @@ def orders() -> dict[str, Experiment]:
 
 
 def _tensor_belongs_inside(runs: dict[str, Run]) -> Shown:
-    took = {name.split(",")[-1]: _ms(run) for name, run in runs.items()}
+    took = {name.split(",")[-1]: step_ms(run) for name, run in runs.items()}
     said = ", ".join(f"{axis} {each:.0f} ms" for axis, each in took.items())
     held = min(took["data"], took["pipeline"]) > 1.25 * took["tensor"]
     return held, f"a step with this axis inside a box: {said}"
@@ -82,7 +76,7 @@ def factorizations() -> dict[tuple[int, int, int], Experiment]:
 
 
 def _two_by_two_by_two(runs: dict[tuple[int, int, int], Run]) -> Shown:
-    fits = {axes: _ms(run) for axes, run in runs.items() if most_held(run) < 1.5e6}
+    fits = {axes: step_ms(run) for axes, run in runs.items() if most_held(run) < 1.5e6}
     best = min(fits, key=fits.get)
     said = f"{' × '.join(map(str, best))}, {fits[best]:.0f} ms; {len(fits)} of {len(runs)} fit"
     return best == (2, 2, 2), said
@@ -110,7 +104,7 @@ TABLE = (
     Row(orders, '"The order of axes does not matter"', _tensor_belongs_inside),
     Row(factorizations, "Of grids that fit, 2 × 2 × 2 is best here", _two_by_two_by_two),
     Row(paced_grid, "Eight processes keep the simulated cluster's time",
-        measured(_ms, lambda paced, simulated: abs(paced / simulated - 1) < 0.05,
+        measured(step_ms, lambda paced, simulated: abs(paced / simulated - 1) < 0.05,
                  "a step takes {:.1f} ms paced, {:.1f} ms simulated"),
         lambda: [paced_grid(), grid(PAIRS, 2, 2, 2)]),
     Row(distbelief, "DistBelief's shape trains on real ranks",
@@ -118,7 +112,7 @@ TABLE = (
                  "right: {:.0%} with a push a step, {:.0%} with one in 8"),
         lambda: [distbelief(push_every=n) for n in (1, 8)]),
     Row(grid, "One slow device of eight slows all",
-        measured(_ms, lambda hurt, even: hurt > 1.4 * even,
+        measured(step_ms, lambda hurt, even: hurt > 1.4 * even,
                  "with one device twice as slow a step takes {:.0f} ms, otherwise {:.0f} ms"),
         lambda: [grid(platform, 2, 2, 2) for platform in (CLUSTERS["device 5 slow"], PAIRS)]),
 )  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course.rehearse import Collectives, Row, Shown, accuracy, measured, pace_ms
-from dlpar.jobs.run import Run
 from dlpar.lab.figures.cost import CollectiveTime
 
 CLUSTER = "cpu-10gbe"

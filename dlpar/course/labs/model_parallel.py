@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, on, same_losses, speedup
-from dlpar.jobs.run import Run
 from dlpar.lab import figures
 
 NVLINK = "v100-nvlink"

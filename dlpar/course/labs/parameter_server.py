@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Row, Shown, accuracy, measured, same_losses
-from dlpar.jobs.run import Run
 from dlpar.lab.figures.throughput import per_rank
+from dlpar.systems.servers import SLOW, ps
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
 """Little to compute: where time is the question, delays make it, and they are the same on every machine."""
@@ -20,12 +20,8 @@ STEADY: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0}
 """Computing times of 10 ms."""
 
 
-def _ps(**fields: Any) -> dict[str, Any]:
-    return {"scheme": "ps", **fields}
-
-
 _ONE_LAYER = {"width": 64, "depth": 1}
-LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED)
+LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, cluster=SIMULATED)
 """Experiment for questions of accuracy."""
 
 
@@ -37,7 +33,7 @@ def _pace(run: Run) -> float:
 def stale_gradients() -> Experiment:
     """Two fast workers and one four times slower push to one server whenever they are ready, for some seconds."""
     delays = {"kind": "constant", "delay_ms": 50.0, "straggler": {2: 4.0}}
-    return Experiment(**SMALL, workers=3, steps=100, sync=_ps(consistency="asp"), delays=delays)
+    return Experiment(**SMALL, workers=3, steps=100, sync=ps(consistency="asp"), delays=delays)
 
 
 def _slow_is_stale(run: Run) -> Shown:
@@ -50,25 +46,24 @@ def _slow_is_stale(run: Run) -> Shown:
 
 def pull_apart() -> list[Experiment]:
     """Weights in the answer to a push, or asked for in a message of their own; workers never pause."""
-    reply = Experiment(**SMALL, workers=4, steps=120, sync=_ps(consistency="asp"))
+    reply = Experiment(**SMALL, workers=4, steps=120, sync=ps(consistency="asp"))
     return [reply, reply.replace(sync={"pull": "separate"})]
 
 
 def server_that_waits() -> list[Experiment]:
     """A ring, and servers that wait for all (bsp), one and two."""
     ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
-    return [ring, ring.replace(sync=_ps()), ring.replace(sync=_ps(servers=2))]
+    return [ring, ring.replace(sync=ps()), ring.replace(sync=ps(servers=2))]
 
 
 def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
-    rules = (_ps(), _ps(consistency="ssp", staleness=4), _ps(consistency="asp"))
+    rules = (ps(), ps(consistency="ssp", staleness=4), ps(consistency="asp"))
     return [Experiment(**{**SMALL, **fields}, workers=4, sync=rule) for rule in rules]
 
 
 def bound_and_a_slow_worker() -> list[Experiment]:
     """One of four workers is always four times slower; paced."""
-    delays = {**STEADY, "straggler": {1: 4.0}}
-    return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=delays, cluster=PACED)
+    return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=SLOW, cluster=PACED)
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
@@ -113,7 +108,7 @@ def stalled_worker() -> list[Experiment]:
 def servers() -> list[Experiment]:
     """One server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
     model, cluster = {"name": "mlp", "width": 128}, {"world": "simulated", "platform": "cpu-1gbe"}
-    one = Experiment(model=model, workers=4, steps=25, sync=_ps(), evaluate_every=1000, cluster=cluster)
+    one = Experiment(model=model, workers=4, steps=25, sync=ps(), evaluate_every=1000, cluster=cluster)
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
 
 

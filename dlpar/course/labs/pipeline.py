@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Row, Shown, measured, most_held
-from dlpar.jobs.run import Run
+from dlpar import Experiment, Run
+from dlpar.course.rehearse import Row, Shown, measured, most_held, pace_ms
 from dlpar.lab import figures
 
 DEEP = {"name": "mlp", "width": 64, "depth": 32}
@@ -39,11 +38,6 @@ def _bubble(run: Run) -> dict[str, float]:
     return figures.pipeline(run).layout.meta["bubble"]
 
 
-def _seconds(run: Run) -> float:
-    """Median of a step."""
-    return float(run.curve["seconds"].diff().median())
-
-
 def live_pipeline() -> Experiment:
     """Four processes keep the time of BERT-large on P100s, 1F1B with 8 micro-batches."""
     return _stages(DEEP, "1f1b", batch=16, cluster={"world": "paced", **BERT})
@@ -72,10 +66,10 @@ def schedules() -> dict[str, Experiment]:
 
 def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
     gpipe, ours = runs["GPipe"], runs["1F1B"]
-    quicker = max(_seconds(runs[name]) for name in ("interleaved, 2 chunks", "ZB-H1")) < 0.9 * _seconds(ours)
+    quicker = max(pace_ms(runs[name]) for name in ("interleaved, 2 chunks", "ZB-H1")) < 0.9 * pace_ms(ours)
     share = most_held(ours, "activations") / most_held(gpipe, "activations")
-    same = math.isclose(_seconds(gpipe), _seconds(ours), rel_tol=1e-6)
-    said = f"a step takes {_seconds(gpipe):.2f} s by both; 1F1B holds {share:.0%} of GPipe's activations"
+    same = math.isclose(pace_ms(gpipe), pace_ms(ours), rel_tol=1e-6)
+    said = f"a step takes {pace_ms(gpipe):.0f} ms by both; 1F1B holds {share:.0%} of GPipe's activations"
     return same and share < 0.6 and quicker, said
 
 
@@ -88,7 +82,7 @@ def more_micro_batches() -> list[Experiment]:
 
 def _latency_ends_it(runs: list[Run]) -> Shown:
     splits = [(run.experiment.split, run) for run in runs]
-    took = {split.microbatches: _seconds(run) for split, run in splits if split.schedule == "1f1b"}
+    took = {split.microbatches: pace_ms(run) for split, run in splits if split.schedule == "1f1b"}
     best = min(took, key=took.get)
     held = 1 < best < 256 and took[256] > 2 * took[16]
     return held, f"{best} are quickest; 256 take {took[256] / took[best]:.1f} times as long"
@@ -124,7 +118,7 @@ def bad_cut() -> Experiment:
 
 
 def _slowest_stage_decides(runs: list[Run]) -> Shown:
-    slower = _seconds(runs[0]) / _seconds(runs[1])
+    slower = pace_ms(runs[0]) / pace_ms(runs[1])
     return slower > 1.8 and _bubble(runs[0])["run"] > 1.5, f"a step takes {slower:.2f} times as long"
 
 
@@ -133,8 +127,8 @@ TABLE = (
     Row(schedules, '"1F1B has a smaller bubble than GPipe"', _same_bubble_less_memory),
     Row(more_micro_batches, '"More micro-batches always help"', _latency_ends_it),
     Row(small_micro_batches, "Nor do they on this machine",
-        measured(_seconds, lambda _, four, many: many > 1.2 * four,
-                 "a step takes {:.2f} s whole, {:.2f} s in 4 micro-batches, {:.2f} s in 64")),
+        measured(pace_ms, lambda _, four, many: many > 1.2 * four,
+                 "a step takes {:.0f} ms whole, {:.0f} ms in 4 micro-batches, {:.0f} ms in 64")),
     Row(without_a_flush, "PipeDream is quicker, and tolerates only smaller learning rates", _quicker_but_fragile),
     Row(bad_cut, "A pipeline goes at the pace of its slowest stage", _slowest_stage_decides,
         lambda: [bad_cut(), schedules()["1F1B"]]),

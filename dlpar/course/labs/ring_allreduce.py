@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace_ms
-from dlpar.jobs.run import Run
 from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course import platform_file
-from dlpar.course.rehearse import Row, Shown, cores_limit, measured, on, same_losses, speedup, step_ms, step_s
+from dlpar.course.rehearse import Row, Shown, cores_limit, measured, on, same_losses, speedup, step_ms
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.run import Run
 from dlpar.lab.figures.convergence import first_at
 from dlpar.lab.sweep import run_all
+from dlpar.systems.allreduce import FUSED, MODELS
 from dlpar.theory import predict
 from dlpar.theory.calibrate import calibrate
-from dlpar.worlds.platforms import Platform, platform, workload
+from dlpar.worlds.platforms import Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 
 GPUS = "p100-25gbe-roce"
@@ -28,22 +28,14 @@ HOROVOD = platform_file("horovod")
 
 SMALL = {"name": "mlp", "width": 64, "depth": 1}
 
+RING = {"scheme": "ring", "bucket_mb": 4096}
+"""One bucket for the whole gradient, so that a step has one all-reduce."""
+
 
 def sizes_only(workload: str | None, platform: str = GPUS, **fields: Any) -> Experiment:
     """Simulate GPUs with 64 samples each, one all-reduce a step, and messages that carry sizes only."""
     cluster = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": workload}
-    return Experiment(**{"batch": 64, "scaling": "weak", "sync": _ring(), "cluster": cluster, **fields})
-
-
-def _ring(**fields: Any) -> dict[str, Any]:
-    """One bucket for the whole gradient, so that a step has one all-reduce."""
-    return {"scheme": "ring", "bucket_mb": 4096, **fields}
-
-
-def computing_s(name: str, samples: int = 64, gpu: str = GPUS) -> float:
-    """Seconds in which one GPU computes a step of some samples."""
-    charged = workload(name)
-    return platform(gpu).seconds(samples * charged.flops, charged)
+    return Experiment(**{"batch": 64, "scaling": "weak", "sync": RING, "cluster": cluster, **fields})
 
 
 def three_worlds() -> Experiment:
@@ -71,11 +63,11 @@ def paced() -> Experiment:
     """A small network keeps the time of ResNet-50 on P100s, on real processes."""
     cluster = {"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1}
     training = dict(batch=32, scaling="weak", steps=4, evaluate_every=1000)
-    return Experiment(model=SMALL, **training, sync=_ring(), cluster=cluster)
+    return Experiment(model=SMALL, **training, sync=RING, cluster=cluster)
 
 
 def _as_predicted(run: Run) -> Shown:
-    off = abs(step_s(run) / predict(run.experiment).seconds - 1)
+    off = abs(step_ms(run) / predict(run.experiment).seconds / 1e3 - 1)
     slip = f"the wall clock was {1e3 * run.summary['slip']:.0f} ms behind"
     return off < 0.02, f"{off:.1%} off the closed form; {slip}"
 
@@ -148,15 +140,13 @@ def short_messages() -> list[Experiment]:
 
 def horovod() -> dict[str, Experiment]:
     """Horovod's three networks on 64 GPUs, buckets of 64 MB sent while the backward pass goes on."""
-    sync = _ring(overlap=True, bucket_mb=64)
-    models = ("inception3", "resnet101", "vgg16")
-    return {model: sizes_only(model, HOROVOD, workers=64, steps=1, sync=sync) for model in models}
+    return {model: sizes_only(model, HOROVOD, workers=64, steps=1, sync=FUSED) for model in MODELS}
 
 
 def _as_published(runs: dict[str, Run]) -> Shown:
-    published = {"inception3": 0.90, "resnet101": 0.90, "vgg16": 0.68}  # its README, 512 GPUs
-    share = {model: computing_s(model) / step_s(run) for model, run in runs.items()}
-    held = all(abs(share[model] - reported) < 0.1 for model, reported in published.items())
+    alone = {model: predict(run.experiment.replace(workers=1)).seconds for model, run in runs.items()}
+    share = {model: 1e3 * alone[model] / step_ms(run) for model, run in runs.items()}
+    held = all(abs(share[model] - reported) < 0.1 for model, reported in MODELS.items())
     return held, "of ideal with 64: " + ", ".join(f"{model} {each:.0%}" for model, each in share.items())
 
 
@@ -178,7 +168,7 @@ def thousands() -> Experiment:
 
 
 def _worth_a_few(run: Run) -> Shown:
-    worth = run.summary["samples_per_s"] * computing_s("resnet50") / 64
+    worth = run.summary["samples_per_s"] * predict(sizes_only("resnet50")).seconds / 64
     return worth < 8, f"they do the work of {worth:.1f} GPUs with nothing to send"
 
 
@@ -204,7 +194,7 @@ TABLE = (
         lambda: on(short_messages(), 64)),
     Row(horovod, "Simulation reproduces Horovod's three efficiencies", _as_published),
     Row(trouble, "A synchronous step is as slow as its slowest worker",
-        measured(step_s, lambda straggler, links, tail: straggler > 1.5 and links > 2.5 and tail > 3,
+        measured(step_ms, lambda straggler, links, tail: straggler > 1.5 and links > 2.5 and tail > 3,
                  "times a step: one slow GPU {:.1f}, slow links {:.1f}, unsteady GPUs {:.1f}", relative=True)),
     Row(thousands, "4,096 workers and one server", _worth_a_few),
 )  # fmt: skip

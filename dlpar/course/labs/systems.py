@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, Run
 from dlpar.course.rehearse import Row, Shown
-from dlpar.jobs.run import Run
 from dlpar.systems import SYSTEMS, compare, find
 from dlpar.systems.record import rate
-from dlpar.systems.servers import learning, per_machine, ps
+from dlpar.systems.servers import SLOW, learning, per_machine, ps
 
 
 def softsync() -> dict[str, Experiment]:
@@ -25,9 +22,8 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 
 def backup_workers() -> dict[str, Experiment]:
     """50 workers and b backup workers with uneven steps, and the same with even ones; simulated."""
-    uneven = {
-        name: find("tensorflow_backup", SYSTEMS).experiments()[name] for name in ("b = 0", "b = 2", "b = 6")
-    }
+    published = find("tensorflow_backup", SYSTEMS).experiments()
+    uneven = {name: published[name] for name in ("b = 0", "b = 2", "b = 6")}
     even = {f"{name}, even": e.replace(delays={"delay_cv": 0.001}) for name, e in uneven.items()}
     return uneven | even
 
@@ -41,20 +37,18 @@ def _pay_if_uneven(runs: dict[str, Run]) -> Shown:
 
 def unpublished() -> dict[str, Experiment]:
     """Groups with models of their own that average without waiting for each other, and one choice of it undone."""
-    slow: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
     groups = ps(groups=2, group_period=5, consistency="asp")
     return {
-        "groups average, no waiting": learning(groups, slow),
-        "groups average, in step": learning(groups | {"consistency": "bsp"}, slow),
+        "groups average, no waiting": learning(groups, SLOW),
+        "groups average, in step": learning(groups | {"consistency": "bsp"}, SLOW),
     }
 
 
 def _free_groups_are_quicker(runs: dict[str, Run]) -> Shown:
     free, step = (rate(run) for run in runs.values())
     right = [run.summary["accuracy"] for run in runs.values()]
-    return free > 1.2 * step and min(
-        right
-    ) > 0.85, f"{free:.0f} and {step:.0f} samples/s, {right[0]:.0%} and {right[1]:.0%} right"
+    said = f"{free:.0f} and {step:.0f} samples/s, {right[0]:.0%} and {right[1]:.0%} right"
+    return free > 1.2 * step and min(right) > 0.85, said
 
 
 TABLE = (

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from dlpar.config.experiment import Experiment
+from dlpar import Experiment, JobFailed, Run, launch, resume
 from dlpar.course.rehearse import Row, Shown, apart, same_losses
-from dlpar.jobs.launch import JobFailed, launch, resume
-from dlpar.jobs.run import Run
 from dlpar.theory import best_interval, mtbf_of
 from dlpar.worlds.simulated.failures import FailingJob
 
@@ -57,10 +55,8 @@ def _resumed() -> list[Run]:
 
 
 def _to_the_last_bit(runs: list[Run]) -> Shown:
-    again = runs[1].attempts["lost"].sum()
-    return bool(again) and apart(
-        *runs
-    ) == 0, f"{again} steps were done twice; losses are equal to the last bit"
+    again, off = runs[1].attempts["lost"].sum(), apart(*runs)
+    return again > 0 and off == 0, f"{again} steps were done twice; losses are equal to the last bit"
 
 
 def snapshots() -> dict[str, FailingJob]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dlpar
-from dlpar.course.races import in_turns, race, sum_of_changes
 from dlpar.lab import check_on_ranks
+from dlpar.sync.races import in_turns, race, sum_of_changes
 
 pytestmark = pytest.mark.slow
 

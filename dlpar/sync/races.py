@@ -9,30 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
+import torch
 
+from dlpar.comm import Comm
 from dlpar.config.generator import generator
 
-if TYPE_CHECKING:
-    import torch
-
-    from dlpar.comm import Comm
-    from dlpar.jobs.run import Run
-
-
 Update = Callable[..., Any]
-
-
-def conflicts(run: Run, weights: int = 10_010) -> dict[str, float]:
-    """Percentages of the `weights` that an update wrote, of a stale one's that conflicted, and of what was lost."""
-    steps = [record for _, record in run.records() if record["k"] == "step"]
-    stale = [record for record in steps if record["staleness"]]
-    written = sum(record["written"] for record in steps) / len(steps)
-    clashed, of = (sum(record[field] for record in stale) for field in ("conflicts", "written"))
-    lost = max(record.get("lost", 0.0) for record in steps)
-    return {"written %": 100 * written / weights, "conflicts %": 100 * clashed / of, "lost %": 100 * lost}
 
 
 SIZE, ROUNDS = 10_000, 300
@@ -48,8 +32,6 @@ def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
 
     @wraps(update)
     def turns(comm: Comm, tensor: torch.Tensor) -> None:
-        import torch
-
         size = len(tensor)
         weights, stamps = comm.shared(size, tensor.dtype), comm.shared(size, torch.int64)
         stamps[::2] = comm.size + 1  # of earlier updates, which everybody has seen
@@ -77,7 +59,8 @@ def sparse(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Values that every rank must hold after :func:`in_turns`."""
-    return [sum(sparse(tensor, rank) for rank, tensor in enumerate(tensors))] * len(tensors)
+    changes = [sparse(tensor, rank) for rank, tensor in enumerate(tensors)]
+    return [torch.stack(changes).sum(0)] * len(tensors)
 
 
 def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.Tensor], stamp: int) -> None:
@@ -112,12 +95,10 @@ def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[f
     list of (float, float, float)
         Of each race: density; conflicts for each weight written; share of all added values that the weights lost.
     """
-    import torch
-
     found = []
     for number, density in enumerate(densities):
         weights, stamps = comm.shared(SIZE, torch.float64), comm.shared(SIZE, torch.int64)
-        private, path = torch.zeros(SIZE, dtype=torch.float64), 0.0
+        private = torch.zeros(SIZE, dtype=torch.float64)
         draw = generator(0, "race", number, comm.rank)
         count, conflicts = max(1, round(density * SIZE)), 0
         comm.barrier()
@@ -128,11 +109,10 @@ def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[f
             change[torch.from_numpy(places)] = torch.from_numpy(1 + draw.random(count))
             conflicts += update(weights, change, stamps, seen, 1 + turn * comm.size + comm.rank)
             private += change
-            path += float(change.sum())
         comm.barrier()
-        parts = comm.gather((private.numpy(), path, conflicts))
-        if comm.rank == 0:
-            added, paths, conflicting = (sum(column) for column in zip(*parts))
-            lost = float(np.abs(added - weights.numpy()).sum() / paths)
+        parts = comm.gather((private, conflicts))
+        if parts:
+            added, conflicting = (sum(column) for column in zip(*parts))
+            lost = float((added - weights).abs().sum() / added.sum())
             found.append((density, conflicting / (count * ROUNDS * comm.size), lost))
     return found
