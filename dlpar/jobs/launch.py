@@ -216,6 +216,10 @@ def launch(experiment: Experiment) -> Job:
         raise
 
 
+CLEARING = 5.0
+"""Seconds after its end in which the guardian of a job clears up, at most."""
+
+
 def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     """Go on with a run from its newest snapshot, in its own folder, as another attempt; return at once.
 
@@ -238,15 +242,18 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
 
     run = run if isinstance(run, Run) else Run(run)
     folder, experiment, status = run.path, run.experiment, run.status
-    if run.live or status == "done":
-        what = "still goes on" if run.live else "is done"
+    goes_on = run.live and status in ("queued", "starting", "running")
+    if goes_on or status == "done":
+        what = "still goes on" if goes_on else "is done"
         raise BadExperiment(
             f"run: got {run.id}, which {what}; allowed is one that ended before its last step"
         )
     experiment = snapshot.Attempt(workers=workers or 0).fit(experiment)
     check_machine(experiment)
     attempt = snapshot.newest(folder, experiment)
-    held = lock(folder / "lock", 0.0)  # nobody else resumes it meanwhile
+    held = lock(
+        folder / "lock", CLEARING
+    )  # its guardian clears up; after that nobody else resumes it meanwhile
     if held is None:
         raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
     with os.fdopen(held, "w"):

@@ -96,7 +96,8 @@ class Tail:
         """
         found: list[tuple[str, Record]] = []
         for names in attempts_in(self.path):
-            for name in sorted(names, key=lambda name: (name.startswith("job"), len(name), name)):
+            ended = [name for name in names if name.startswith("job.") and name != "job.jsonl"]  # how it ended
+            for name in sorted({*names} - {*ended}, key=lambda name: (name == "job.jsonl", len(name), name)):
                 found += self._new_records(name)
             if found:
                 break

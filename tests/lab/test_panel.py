@@ -486,3 +486,31 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
     page.do(do="simulate")
     until(lambda: started[-1].cluster.world == "simulated" and "done: 30 steps" in words(panel))
     assert page.state["values"]["cluster.world"] == "simulated"
+
+
+@pytest.mark.slow
+def test_a_run_that_died_is_resumed_by_a_press_and_its_curve_says_what_was_lost():
+    dying = {"snapshot": {"every": 8}, "deaths": {"die": {1: 0.5}}, "delays": {"kind": "constant"}}
+    panel = Panel(Experiment(workers=2, steps=40, model={"name": "mlp", "width": 16}, **dying))
+    page = Reader(panel)
+    panel.run()
+    with pytest.raises(dlpar.JobFailed, match="killed by SIGKILL"):
+        panel.wait(60)
+    kept = panel.job.run.snapshots[0]
+    until(lambda: panel.state["offer"])
+    assert panel.state["offer"] == {
+        "text": f"Its newest snapshot is after step {kept}.",
+        "actions": ["resume"],
+    }
+    page.do(do="resume")
+    deadline = time.monotonic() + 60
+    while panel.state["status"] != "done" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert panel.state["status"] == "done" and panel.state["offer"] is None
+    run = panel.job.run
+    lost = int(run.attempts["lost"].iloc[0])
+    assert len(run.attempts) == 2 and lost > 0
+    caption = panel.figures["Convergence"].caption
+    assert f"{lost} steps were lost and done again" in caption and "40 of 40 steps" in caption
+    curve = panel.figures["Convergence"].kept[run.id]
+    assert curve.loss.rows[:, 0].tolist() == list(range(40))

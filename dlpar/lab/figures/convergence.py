@@ -15,7 +15,7 @@ from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
 from dlpar.lab.labels import labels, scheme, with_world
-from dlpar.lab.plot import Plot, Shown, drawn, shown
+from dlpar.lab.plot import Plot, Series, Shown, drawn, shown
 
 COLUMNS = tuple(theme.TITLES)
 """Quantities a curve can be drawn over."""
@@ -47,21 +47,19 @@ class Curve:
         self.loss = plot.add_trace(f"{run.key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
-        at = {"x": "*", "y": "loss"}
         self._pending: list[dict[str, Any]] = []
         self.done: GlobalStep | None = None
-        self.lost, self.deaths = (
-            0,
-            {},
-        )  # steps done again; ranks that died, with the step at which others went on
-        thin = {"mode": "lines", "line": {**style["line"], "dash": "dot", "width": 1}}
-        cross = {"mode": "markers", "marker": {"symbol": "x", "size": 11, "color": run.colour}}
-        self.dotted, self.marks = (
-            plot.add_trace(
-                f"{run.key} {name}", {**look, "name": name, "showlegend": False}, (*COLUMNS, "loss"), at
-            )
-            for name, look in (("done again", thin), ("a rank died", cross))
-        )
+        # Steps that were done again; ranks that died, with the step at which the others went on.
+        self.lost, self.deaths = 0, {}
+        self._plot, self._run, self._extra = plot, run, {}
+
+    def _beside(self, name: str, **look: Any) -> Series:
+        """Return the rows of what is drawn beside the loss, in runs that have it."""
+        if name not in self._extra:
+            style, at = {**self._run.line, **look, "name": name, "showlegend": False}, {"x": "*", "y": "loss"}
+            key = f"{self._run.key} {name}"
+            self._extra[name] = self._plot.add_trace(key, style, (*COLUMNS, "loss"), at)
+        return self._extra[name]
 
     @property
     def diverged(self) -> bool:
@@ -86,18 +84,21 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def _go_back(self, done: GlobalStep) -> None:
-        """Move what an attempt lost, up to where the next one goes on, to the dotted line."""
+        """Move what an attempt lost, up to where the next one goes on, to a dotted line."""
         rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
+        line = {"color": self._run.colour, "dash": "dot", "width": 1}
+        dotted = self._beside("done again", mode="lines", line=line)
         self.lost += self.done.step + 1 - done.step
-        self.dotted.replace(np.concatenate([self.dotted.rows, rows[again], [[np.nan] * rows.shape[1]]]))
+        dotted.replace(np.concatenate([dotted.rows, rows[again], [[np.nan] * rows.shape[1]]]))
         self.loss.replace(rows[~again])
 
     def draw_deaths(self) -> None:
         """Mark the deaths of ranks on the curve, where the others went on."""
-        rows, steps = self.loss.rows, sorted(set(self.deaths.values()))
-        for step in steps[len(self.marks) :]:
+        rows, mark = self.loss.rows, {"symbol": "x", "size": 11, "color": self._run.colour}
+        for step in sorted(set(self.deaths.values()))[len(self._extra.get("a rank died", ())) :]:
             if step <= rows[-1, 0]:
-                self.marks.add(rows[np.searchsorted(rows[:, 0], step)])
+                marks = self._beside("a rank died", mode="markers", marker=mark)
+                marks.add(rows[np.searchsorted(rows[:, 0], step)])
 
     def draw_tests(self, done: GlobalStep) -> None:
         """Draw the tests whose steps are done or, where workers run free, those up to the time of this step."""
