@@ -96,8 +96,9 @@ class Tail:
         """
         found: list[tuple[str, Record]] = []
         for names in attempts_in(self.path):
-            ended = [name for name in names if name.startswith("job.") and name != "job.jsonl"]  # how it ended
-            for name in sorted({*names} - {*ended}, key=lambda name: (name == "job.jsonl", len(name), name)):
+            # How an earlier attempt ended is no end of the run.
+            names = [name for name in names if name == "job.jsonl" or name.startswith("rank")]
+            for name in sorted(names, key=lambda name: (name == "job.jsonl", len(name), name)):
                 found += self._new_records(name)
             if found:
                 break
