@@ -12,9 +12,10 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -122,6 +123,8 @@ class Recorder:
         Seconds of the run that passed before this attempt, in a run that is resumed.
     """
 
+    _of: Mapping[str, int] = MappingProxyType({})
+
     def __init__(
         self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None, began: float = 0.0
     ) -> None:
@@ -132,7 +135,6 @@ class Recorder:
         self._nothing = NOTHING if comm.world.clock == "wall" else 0.0
         self._device = DeviceClock(comm, self.now) if comm.device.type == "cuda" else None
         self.moment = self._device.moment if self._device else self.now
-        self._of: dict[str, int] = {}
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
