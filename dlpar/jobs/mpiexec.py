@@ -135,7 +135,7 @@ def _check_names(hostfile: str) -> None:
     agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
     with suppress(OSError):  # there is no agent
         for host in hosts_of(hostfile):
-            if not _is_here(host):
+            if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):  # other words are for mpiexec to refuse
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
     owners = {os.uname().nodename: "this machine"}
