@@ -135,7 +135,8 @@ def _check_names(hostfile: str) -> None:
     agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
     with suppress(OSError):  # there is no agent
         for host in hosts_of(hostfile):
-            if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):  # other words are for mpiexec to refuse
+            # Words that are no names are for mpiexec to refuse.
+            if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
     owners = {os.uname().nodename: "this machine"}
