@@ -235,8 +235,7 @@ def measured(
 
 def learns(least: float) -> Callable[[Run], Shown]:
     """Check that a run classifies at least this share of held-out samples correctly."""
-    right = "{:.1%} of held-out samples are classified correctly"
-    return measured(accuracy, lambda share: share >= least, right)
+    return measured(accuracy, lambda share: share >= least, "{:.1%} of held-out samples are right")
 
 
 def same_losses(most: float) -> Callable[[Any], Shown]:

@@ -232,9 +232,8 @@ class Panel(RunPage):
         super().ended(status, reason)
         kept = self.job.run.snapshots if self.job and status not in ("done", "running") else []
         if kept:
-            self.tell(
-                offer={"text": f"Its newest snapshot is after step {kept[0]:,}.", "actions": ["resume"]}
-            )
+            said = f"Its newest snapshot is after step {kept[0]:,}."
+            self.tell(offer={"text": said, "actions": ["resume"]})
             self.flush()
 
     def resume(self) -> None:
@@ -533,8 +532,7 @@ def _check(experiments: list[Experiment], titles: Sequence[str] | None) -> None:
     of_one_kind(experiments, "experiments")
     without = "with messages sizes, allowed is values: nothing is trained, so there is no loss to compare"
     for each in experiments:
-        require(
-            Convergence.fits(each), f"experiments: got {each} {without}; dlpar.lab.scaling compares speeds"
-        )
+        instead = f"{without}; dlpar.lab.scaling compares speeds"
+        require(Convergence.fits(each), f"experiments: got {each} {instead}")
     told = len(experiments if titles is None else titles)
     require(told == got, f"titles: got {told}, allowed is one for each of {got} experiments")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.generator import generator
@@ -17,9 +17,6 @@ from dlpar.theory.layers import sizes, transformer_exchanges
 from dlpar.worlds.platforms import platform_of, workload
 from dlpar.worlds.simulated.failures import FailingJob, Survived
 
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
-
 Case = tuple[dict[str, float], float]
 """Arguments of a formula, and its value."""
 
@@ -29,7 +26,7 @@ def _simulated(asked: list[Experiment]) -> list[float]:
     return judge.spmd(_each_in_turn, asked, workers=1, world="simulated", timeout=600.0)[0]
 
 
-def _each_in_turn(_: Comm, asked: list[Experiment]) -> list[float]:
+def _each_in_turn(_: object, asked: list[Experiment]) -> list[float]:
     """Simulate in this process, which has loaded torch; at the end of a step, a rank's time is that of its clock."""
     from dlpar.jobs.record import Unrecorded
     from dlpar.train import train

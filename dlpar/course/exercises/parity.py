@@ -28,8 +28,7 @@ STEPS = 3
 
 LR, MOMENTUM = 0.1, 0.5
 
-SENDS = "it sends as many messages and bytes as a ring all-reduce"
-SHARDED = f"{{name}} is right on {{ranks}}: the weights are those of one process, and {SENDS}."
+SHARDED = "{name} is right on {ranks}: it has one process's weights, and sends what a ring all-reduce sends."
 
 
 def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
 from dlpar.course.judge import Verdict, check, judge_on_ranks, listed, secret, short
 from dlpar.jobs.record import Unrecorded
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.pipeline import Bar, Stuck, bubble, idle_share, timed, timeline
 from dlpar.train import train
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
 
 
 class Size(NamedTuple):

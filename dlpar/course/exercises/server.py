@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 WORKERS, CLOCKS, LENGTH, LR = 3, 8, 4, 0.5
 """Workers, of which the last one is slow, pushes of each, weights, and learning rate of a trial."""
-
-OnPush = Callable[["Desk", int, "torch.Tensor"], Iterable[int]]
 
 
 @dataclass
@@ -119,7 +117,7 @@ def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints
     return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (values, letter))
 
 
-def _on_rank(comm: Comm, on_push: OnPush, values: Sequence[int], letter: str) -> list[Any]:
+def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], letter: str) -> list[Any]:
     """Serve on rank 0, and push on the others; one bound, or number of backup workers, after the other."""
     found = []
     for value in values:
@@ -143,7 +141,7 @@ def _push(comm: Comm, bound: int) -> None:
         comm.recv(weights, 0)
 
 
-def _serve(comm: Comm, on_push: OnPush, value: int, letter: str) -> tuple[str, int, int]:
+def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> tuple[str, int, int]:
     """Answer by the rule, and ask the student's function the same until it differs.
 
     Returns the first error, the age of the oldest gradient and the largest lead.

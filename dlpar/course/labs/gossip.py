@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dlpar import Experiment, Run
 from dlpar.course.rehearse import Row, Shown
 from dlpar.lab.figures.convergence import first_at
@@ -30,7 +28,7 @@ def _learn_apart(run: Run) -> Shown:
     return accuracy >= 0.93 and distance > 0, f"{accuracy:.1%} right, {distance:.1e} apart"
 
 
-def _mixing(**sync: Any) -> Experiment:
+def _mixing(**sync: object) -> Experiment:
     """Eight workers with weights of their own that only average: at a learning rate of 0, in float64."""
     training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
     sync = {"scheme": "gossip", "start": "random", **sync}

@@ -8,20 +8,19 @@ from dlpar import Experiment, Run
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Row, Shown, accuracy, measured, same_losses
 from dlpar.lab.figures.throughput import per_rank
-from dlpar.systems.servers import SLOW, ps
+from dlpar.systems.servers import ALONE, SLOW, ps
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
 """Little to compute: where time is the question, delays make it, and they are the same on every machine."""
 
 PACED: dict[str, Any] = {"world": "paced", "platform": CLUSTER}
-SIMULATED: dict[str, Any] = {"world": "simulated", "platform": CLUSTER}
 
 STEADY: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0}
 """Computing times of 10 ms."""
 
 
 _ONE_LAYER = {"width": 64, "depth": 1}
-LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, cluster=SIMULATED)
+LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, cluster=ALONE)
 """Experiment for questions of accuracy."""
 
 
@@ -68,7 +67,7 @@ def bound_and_a_slow_worker() -> list[Experiment]:
 
 def bound_and_passing_jitter() -> list[Experiment]:
     """All four workers are sometimes slow, and none always; bsp and ssp, simulated."""
-    return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=SIMULATED)[:2]
+    return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=ALONE)[:2]
 
 
 def more_updates() -> dict[str, Experiment]:
@@ -102,7 +101,7 @@ def rate_of_thirty() -> dict[str, Experiment]:
 
 def stalled_worker() -> list[Experiment]:
     """Worker 2 stalls once, for a (virtual) second."""
-    return _bsp_ssp_asp(steps=30, delays={**STEADY, "stall": {2: 1.0}}, cluster=SIMULATED)
+    return _bsp_ssp_asp(steps=30, delays={**STEADY, "stall": {2: 1.0}}, cluster=ALONE)
 
 
 def servers() -> list[Experiment]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -106,7 +105,7 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
     return held, f"{rate:.1f} times the samples/s, {sooner:.1f} times sooner"
 
 
-def steps_to_goal(seeds: int = 3, rates: Sequence[float] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
+def steps_to_goal(seeds: int = 3, rates: tuple[float, ...] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
     """Steps to 95 % of the digits by GPUs, rate and seed, NaN where they did not suffice; one process has the batch."""
     alone = [
         gpus.replace(workers=1, batch=gpus.global_batch, steps=min(gpus.steps, 112), lr=rate, seed=seed)

@@ -16,8 +16,7 @@ ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.003, "dtype": "float64", "e
 def sharded_training(zero: int = 1, microbatches: int = 1, **fields: Any) -> Experiment:
     """Four workers with 64 samples each, Adam, and ZeRO; they really train, on a simulated network of 1 GbE."""
     split = {"kind": "data", "zero": zero, "microbatches": microbatches}
-    model = {"width": 256, "depth": 4}
-    common = Experiment(model=model, workers=4, steps=20, **ADAM, cluster=SIMULATED)
+    common = Experiment(model={"width": 256, "depth": 4}, workers=4, steps=20, **ADAM, cluster=SIMULATED)
     return common.replace(split=split, **fields)
 
 
