@@ -79,7 +79,7 @@ class GlobalSteps:
         """Go back to `step` global steps: the ranks of an attempt begin there."""
         if attempt <= self.attempt:
             return
-        self._ended += self.ready(ended=True)
+        self._ended = self.ready(ended=True)  # with those of the attempts before
         self._open.clear()
         self._early.clear()
         self._newest.clear()

@@ -136,12 +136,15 @@ class Summary:
         """
         self.steps.ready(ended=True)
         elapsed = max(0.0, self.last - self.first)  # 0 without a step
+        samples = (
+            self.steps.samples if self.steps.attempt else self.samples
+        )  # without those of steps done again
         loss = self.steps.last.loss if self.steps.last else None
         return {
             "run": self.run,
             "workers": self.workers,
             "steps": self.steps.done,
-            "samples_per_s": self.samples / elapsed if elapsed else None,
+            "samples_per_s": samples / elapsed if elapsed else None,
             "final_loss": loss if loss is not None and math.isfinite(loss) else None,
             "accuracy": self.accuracy,
             "staleness": distribution(self.staleness),

@@ -54,12 +54,13 @@ class MPIWorld(World):
     def is_death(self, error: BaseException) -> bool:
         return isinstance(error, MPI.Exception) and error.Get_error_class() in DEATHS
 
-    def look_for_deaths(self, group: MPI.Intracomm) -> None:
-        """Raise MPI's error if a rank of the group has died, now and then: the call may take some microseconds."""
+    def watched(self, group: MPI.Intracomm, look: Callable[[], T]) -> T:
+        """Look for a message, and now and then for ranks of the group that have died: that takes some microseconds."""
         if (now := time.monotonic()) - self._looked > LOOK_EVERY:
             self._looked = now
             if group.Get_failed().size:
                 raise MPI.Exception(MPI.ERR_PROC_FAILED)
+        return look()
 
     def survivors(self, comm: Comm) -> Comm:
         for group in self.groups:  # so that nobody waits for us on one of them
@@ -119,8 +120,7 @@ class MPIComm(Comm):
         wire, status = landing(into), MPI.Status()
         look = partial(self.mpi.Improbe, _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG), status)
         if source == ANY and self.world.watches:
-            self.world.look_for_deaths(self.mpi)
-            look = partial(self._look_watching, look)
+            look = partial(self.world.watched, self.mpi, look)
         message = look() or self.traffic.waiting(partial(patiently, look))
         source, tag, nbytes = status.source, status.tag, status.Get_elements(MPI.BYTE)
         if nbytes > wire.nbytes:
@@ -128,10 +128,6 @@ class MPIComm(Comm):
         message.Recv(whole(wire))
         landed(wire, into)
         return Arrival(source, tag, nbytes)
-
-    def _look_watching(self, look: Callable[[], T]) -> T:
-        self.world.look_for_deaths(self.mpi)
-        return look()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps, kept
 
 
 def step(number, loss=1.0, t=None, samples=64):
@@ -75,3 +75,27 @@ def test_the_order_of_reading_changes_nothing():
                 steps.add(rank, record)
             found.append(steps.ready(ended=True))
         assert found[0] == found[1] == found[2] and [done.step for done in found[0]] == list(range(5))
+
+
+def test_steps_that_an_attempt_lost_are_done_again_by_the_next_and_count_once():
+    steps = GlobalSteps(1)
+    for attempt, first, last in ((0, 0, 5), (1, 3, 4), (2, 2, 6)):  # read all at once, as of a run of today
+        steps.resume(attempt, first)
+        for n in range(first, last):
+            steps.add(0, step(n, loss=10.0 * attempt + n, t=attempt * 10.0 + n))
+    found = steps.ready(ended=True)
+    assert [(s.attempt, s.step) for s in found] == [
+        *((0, n) for n in range(5)), (1, 3), *((2, n) for n in range(2, 6)),
+    ]  # fmt: skip
+    assert [(s.step, s.loss) for s in kept(found)] == [(0, 0), (1, 1), (2, 22), (3, 23), (4, 24), (5, 25)]
+    assert (steps.done, steps.samples, steps.bytes) == (6, 6 * 64, 6000)
+
+
+def test_a_step_without_the_part_of_a_rank_that_died_is_whole_once_the_others_have_gone_on():
+    steps = GlobalSteps(3)
+    for rank in (0, 1):
+        steps.add(rank, step(0, loss=float(rank)))
+    assert steps.ready() == []
+    for rank in (0, 1):
+        steps.add(rank, {**step(1), "of": 2})
+    assert [(s.step, s.loss, s.batch) for s in steps.ready()] == [(0, 0.5, 128), (1, 1.0, 128)]
