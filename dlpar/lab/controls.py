@@ -129,19 +129,16 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
     """The head of a part, if it has several kinds, and the fields of all kinds; shared fields once."""
     several = [kind for kind in kinds(field) if kind.listed or isinstance(value, kind)]
     head, has_kinds = several[0].head(), len(several) > 1
-    kind_of = {str(word): kind for kind in several for word in choices(kind.model_fields[head])}
+    fields_of = {str(word): k.model_fields for k in several for word in choices(k.model_fields[head])}
     if has_kinds:
         of_head = several[0].model_fields[head]
-        words = dict.fromkeys(kind_of, of_head)
+        words = dict.fromkeys(fields_of, of_head)
         yield Setting(f"{part}.{head}", of_head, getattr(value, head), words, is_head=True)
     for name in dict.fromkeys(name for kind in several if kind.listed for name in kind.model_fields):
         if not has_kinds or name != head:
-            of = {
-                word: kind.model_fields[name] for word, kind in kind_of.items() if name in kind.model_fields
-            }
-            inner = of.get(
-                str(getattr(value, head)), next(iter(of.values()), several[0].model_fields.get(name))
-            )
+            of = {word: fields[name] for word, fields in fields_of.items() if name in fields}
+            usual = next(iter(of.values()), several[0].model_fields.get(name))
+            inner = of.get(str(getattr(value, head)), usual)
             now = getattr(value, name, inner.get_default())
             yield Setting(f"{part}.{name}", inner, now, of if has_kinds else {})
 

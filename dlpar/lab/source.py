@@ -42,9 +42,8 @@ class Source:
         from pygments.lexers import PythonLexer
 
         # JupyterStyle's colours are variables of the page: those of its code cells, light or dark.
-        form = HtmlFormatter(
-            style=JupyterStyle, cssclass="dlpar-source", linenos="inline", linenostart=self.first
-        )
+        look = {"style": JupyterStyle, "cssclass": "dlpar-source", "linenos": "inline"}
+        form = HtmlFormatter(**look, linenostart=self.first)
         code = highlight(self.code, PythonLexer(), form)
         style = f"{form.get_style_defs('.dlpar-source')} {_LAYOUT}"
         return f"<style>{style}</style><p><code>{html.escape(self.where)}</code></p>{code}"
