@@ -1,4 +1,4 @@
-"""CaffeOnSpark's second half: a trained network turns samples into features, and MLlib's way learns from them."""
+"""CaffeOnSpark's second half: a trained network extracts features, and a classifier learns from them as in MLlib."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: flo
 
 
 def extract_and_classify(comm: Comm) -> Accuracy:
-    """Train a network on all ranks, take its last hidden layer as features, and classify these and the pixels."""
+    """Train a network on all ranks; classify samples by the features of its last hidden layer, and by pixels."""
     training = dict(model={"width": 16}, steps=150, lr=0.2, dtype="float64", evaluate_every=1000)
     experiment = Experiment(workers=comm.size, sync=DEVICES, **training)
     network = train(comm, experiment, Unrecorded(comm)).eval()

@@ -1,4 +1,4 @@
-"""The field on a page: the works that a lab names as a table, and all systems on a map of three axes."""
+"""Published systems on a page: a table of the works a lab names, and a map of all systems."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ TRAINING = ("one model", "averaged models")
 
 @cache
 def works() -> dict[str, list[dict[str, Any]]]:
-    """Return the works that each lab names: who, what they did, what they reported, and the record that runs here."""
+    """Return the works of each lab: authors, method, reported result, and the record that runs here."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def field(lab: str, slide: bool = False) -> Markdown:
-    """Show what the field did, as far as a lab names it, and what of it runs here.
+    """Show a table of the published works that a lab names, and the parts that run here.
 
     Parameters
     ----------
     lab : str
         Such as ``"04"``.
     slide : bool, default False
-        Only the few works for a slide.
+        Show only the few works for a slide.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def field(lab: str, slide: bool = False) -> Markdown:
 
 
 def _all() -> list[dict[str, Any]]:
-    """Return all records as works: lab 11 shows them."""
+    """Return all records as works, for lab 11."""
     from dlpar.systems import SYSTEMS
 
     rows = []
@@ -99,7 +99,7 @@ def place(system: System) -> tuple[str, str, str]:
 
 
 def place_of(experiment: Experiment) -> tuple[str, str, str]:
-    """Return the place of an experiment on the map, so that a combination nobody has published has one, too."""
+    """Return the place of an experiment on the map, also for a combination that nobody has published."""
     sync = experiment.sync
     bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
     zero = getattr(experiment.split, "zero", 0)
@@ -168,10 +168,10 @@ def field_map(
 
 
 def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
-    """Draw how long a step takes as a graph of tasks, by list scheduling on 1 to `most` workers, within its bound.
+    """Draw the time of a step's task graph, list-scheduled on 1 to `most` workers, within its bounds.
 
-    Each gradient takes a second, and each update, which needs all gradients, a quarter.  With W the time of all tasks
-    and D that of the longest path, ``max(W/p, D) <= T <= W/p + D`` on p workers (Graham 1969).
+    A gradient takes a second.  An update needs all gradients and takes a quarter of a second.  All tasks take W
+    seconds, the longest path takes D: on p workers ``max(W/p, D) <= T <= W/p + D`` (Graham 1969).
     """
     from dlpar.split.task_graph import From, Task, depth, schedule, work  # here, because it loads torch
 
@@ -194,12 +194,12 @@ def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
 
 
 def system_panel(name: str) -> Comparison:
-    """Return a panel of a system's experiments, with its mechanism as the question; ``Run`` starts them.
+    """Return a panel that runs a system's experiments; it shows the mechanism as its question.
 
     Raises
     ------
     BadSystem
-        If there is none of that name, or it starts scripts instead.
+        If no system has that name, or the system starts scripts instead.
     """
     from dlpar.systems import SYSTEMS
 
@@ -214,7 +214,7 @@ def system_panel(name: str) -> Comparison:
 
 
 def choose_system(name: str = "rudra") -> VBox:
-    """Show a list of all systems, and under it the panel of the one chosen."""
+    """Show a list of all systems, and the panel of the chosen one below."""
     from ipywidgets import Dropdown, VBox
 
     from dlpar.systems import SYSTEMS
@@ -230,7 +230,7 @@ def choose_system(name: str = "rudra") -> VBox:
 
 
 def published(name: str, runs: Sequence[Run]) -> Markdown:
-    """Show the published figures of a system beside those of its runs, in the order of its experiments."""
+    """Show the published figures of a system beside the figures of its runs, in the order of its experiments."""
     from dlpar.systems import SYSTEMS
 
     system = find(name, SYSTEMS)

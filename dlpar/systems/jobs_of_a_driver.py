@@ -1,4 +1,4 @@
-"""Graphs of tasks: BigDL's step as two jobs of a driver (Dai et al., SoCC 2019, section 3.2), and Spark's shuffle."""
+"""Task graphs: BigDL's step as two driver jobs (Dai et al., SoCC 2019, section 3.2), and Spark's shuffle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Contribution = Callable[[int, int, Tensor], Tensor]
 def two_jobs(
     gradient: Contribution, weights: Tensor, workers: int, steps: int, lr: float, cost: float = 0.0
 ) -> list[Task]:
-    """Return training as a graph of two jobs a step: gradients, then a shuffle of slices that are updated.
+    """Return training as a task graph with two jobs a step: compute gradients, then shuffle and update slices.
 
     Task k of the second job takes slice k of every gradient, adds them up, and updates slice k of the
     weights. The gradients of the next step take all slices.
@@ -30,7 +30,7 @@ def two_jobs(
     gradient : callable
         See :data:`Contribution`.
     weights : Tensor, shape (n,)
-        At first.
+        Initial weights.
     workers, steps : int
     lr : float
         Learning rate of SGD.
@@ -65,16 +65,16 @@ def _given(weights: Tensor) -> Tensor:
 
 
 def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Task]:
-    """Return Spark's textFile, map, groupByKey and join as a graph: each word's count times its number.
+    """Return Spark's textFile, map, groupByKey and join as a task graph: each word's count times its number.
 
     Parameters
     ----------
     lines : sequence of str
         Partitions of the text.
     words : sequence of str
-        All words; a key is the number of one.
+        All words; a word's index is its key.
     keys : int
-        Tasks that group, each a range of the keys.
+        Number of grouping tasks; each handles a range of the keys.
     """
     graph, n = list[Task](), len(words)
     numbers = torch.arange(n, dtype=torch.float64)
@@ -96,7 +96,7 @@ def _counts(words: int, text: Tensor) -> Tensor:
 
 
 def counted(comm: Comm, lines: Sequence[str], words: Sequence[str], keys: int) -> dict[str, Any]:
-    """Run the graph of :func:`word_count` by a driver; return this rank's joined keys, and the number of stages."""
+    """Run the graph of :func:`word_count` with a driver; return this rank's joined keys and the number of stages."""
     graph = word_count(lines, words, keys)
     found = run(comm, graph, driver=1.0)
     joined = {name: part.tolist() for name, part in found.items() if name.startswith("join")}
@@ -104,9 +104,9 @@ def counted(comm: Comm, lines: Sequence[str], words: Sequence[str], keys: int) -
 
 
 def descent(comm: Comm, steps: int, lr: float) -> float:
-    """Descend on diabetes as a dataflow of tasks, without a driver; return how far it is from one process at the end.
+    """Train on diabetes as a dataflow of tasks, without a driver; return the final distance to one process.
 
-    Every rank takes its own slices of the weights, and compares these.
+    Every rank updates and compares its own slices of the weights.
     """
     problem = LeastSquares()
     weights = problem.start
@@ -123,7 +123,7 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 
 
 def seconds(comm: Comm, workers: int, driver: float) -> float:
-    """Run a step on sizes, in which a gradient takes 2 TFLOP, and return the time at its end on this rank."""
+    """Run a step by sizes with gradients of 2 TFLOP, and return the time at its end on this rank."""
     numbers = torch.zeros(1000)
 
     def graph() -> list[Task]:

@@ -1,4 +1,4 @@
-"""Least squares on diabetes in portions, for Sandblaster, and torch's own L-BFGS on the whole of it."""
+"""Least squares on diabetes: in portions for Sandblaster, and as a whole for torch's L-BFGS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LeastSquares:
         return (errors @ errors / len(self.x)).item(), 2 * x.T @ errors / len(self.x)
 
     def cost(self, of: int) -> float:
-        """Return 1 GFLOP a sample: as if the model were large."""
+        """Return a cost of 1 GFLOP a sample, as of a large model."""
         return 1e9 * len(self.x) / of
 
 
@@ -47,12 +47,12 @@ def by_torch(problem: LeastSquares, iterations: int, history: int = 10) -> Tenso
 
 
 def minimise(comm: Comm, portions: int, backup: bool, slow: float) -> Outcome:
-    """Run Sandblaster for eight iterations with two shards, and workers of which the last may be slow."""
+    """Run Sandblaster for eight iterations with two shards; the last worker may be slow."""
     return sandblaster(comm, LeastSquares(), 2, 8, portions, backup=backup, slow=slow)
 
 
 def error(found: list[Outcome]) -> float:
-    """Return the largest difference of the shards' weights from torch's, over the length of torch's."""
+    """Return the largest difference between the shards' weights and torch's, over the norm of torch's weights."""
     right = by_torch(LeastSquares(), 8)
     weights = torch.cat([each.weights for each in found if each.weights is not None])
     return ((weights - right).abs().max() / right.norm()).item()

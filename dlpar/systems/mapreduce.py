@@ -1,4 +1,4 @@
-"""Systems that map over partitions of the data, reduce to a driver and broadcast from it."""
+"""Systems that map over data partitions, reduce to a driver, and broadcast from the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLLECT = {"scheme": "mapreduce", "reduce": "collect"}
 SPARK = {"scheme": "mapreduce", "depth": 2, "broadcast": "torrent"}
 
 SLICES = {"zero": 1}
-"""Sum, update and gather by slices of which each worker owns one."""
+"""Sum, update and gather slices; each worker owns one slice."""
 
 
 def _mapreduce() -> dict[str, Experiment]:
@@ -38,7 +38,7 @@ LINES, WORDS = ("a b a c", "b b d a", "c d d d"), "abcd"
 
 
 def _counts_right(found: list[dict[str, Any]]) -> bool:
-    """Return whether a driver's three stages multiplied each word's count by its number."""
+    """Return whether a driver's three stages multiply each word's count by its number."""
     parts = {name: part for each in found for name, part in each.items()}
     right = [float(" ".join(LINES).count(word) * number) for number, word in enumerate(WORDS)]
     return parts["stages"] == 3 and parts["join 0"] + parts["join 1"] == right

@@ -1,4 +1,4 @@
-"""A model cut over devices on paper: groups hold a piece of every layer, and owners of a piece sum its gradients."""
+"""Cost of a model that is cut over devices: devices share each layer, and owners of a piece sum its gradients."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ STEPS = 2
 
 
 def seconds(comm: Comm, layers: Sequence[Layer], model: int, batch: int, slower: float = 1.0) -> float:
-    """Run steps of a model by the sizes of its messages, and return a step's seconds on this rank.
+    """Run steps of a model with messages of sizes only, and return the seconds of a step on this rank.
 
-    `model` devices share each layer: its outputs travel between them in the forward pass, and gradients of outputs in
-    the backward pass.  The others hold replicas: each piece has an owner in every replica, and these sum its gradients.
+    `model` devices share each layer.  They exchange outputs in the forward pass, and gradients of outputs in the
+    backward pass.  The other devices hold replicas.  Each piece has an owner in every replica; owners sum gradients.
 
     Parameters
     ----------
     comm : Comm
-        All devices; a multiple of `model`.
+        Communicator of all devices; their number is a multiple of `model`.
     layers : sequence of Layer
-        In the order in which a backward pass finishes their gradients.
+        Layers in the order in which a backward pass finishes their gradients.
     model : int
         Devices of one model.
     batch : int
-        Samples of all devices together in a step.
+        Samples in a step, of all devices together.
     slower : float, default 1
-        Times as many FLOPs are charged for.
+        Factor by which the charged FLOPs are multiplied.
     """
     replicas = comm.size // model
     group, owners = comm.split(comm.rank // model, comm.rank), comm.split(comm.rank % model, comm.rank)

@@ -1,4 +1,4 @@
-"""A published system as a record: its choices, the experiments that run it here, and figures of its authors.
+"""A published system as a record: its design choices, the experiments that run it, and its authors' figures.
 
     record ─► experiments ─► runs ─► compare ─► a Found for each figure
 
@@ -25,32 +25,32 @@ Runs = Mapping[str, Any]
 """Finished runs, and results of programs, by their names."""
 
 Program = Callable[[], Any]
-"""What a system does instead of training by an experiment; it returns its result."""
+"""A function that a system runs instead of an experiment; it returns a result."""
 
 BASES = ("reported", "fitted", "shape", "memory")
 
 
 class BadSystem(ValueError):
-    """No system has that name; the message names those that are alike."""
+    """No system has that name; the message lists similar names."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a system's authors, and how to read it from runs here.
+    """A figure that a system's authors report, and the way to read it from runs.
 
     Attributes
     ----------
     what : str
         The quantity, with its unit.
     published : float
-        The authors' figure.  Of a shape 1: it is true.
+        The authors' figure; for a shape 1, which means true.
     ours : callable
-        ``ours(runs)`` returns the figure here; of a shape whether it is true.
+        ``ours(runs)`` returns our figure; for a shape, whether it is true.
     tolerance : float, default 0.1
         Largest relative difference.
     basis : str, default ``"reported"``
-        ``"reported"`` by the authors; ``"fitted"``: a parameter of ours was chosen for it; ``"shape"``: an
-        order or an optimum, not a number; ``"memory"``: not checked at its source, so it gates nothing.
+        ``"reported"``: by the authors; ``"fitted"``: a parameter of ours was fitted to the figure; ``"shape"``: an
+        order or an optimum, not a number; ``"memory"``: not checked at its source, so no test depends on it.
     """
 
     what: str
@@ -67,15 +67,15 @@ class System:
     Attributes
     ----------
     name, title, source : str
-        Its name for ``dlpar systems NAME``, as its authors write it, and their publication.
+        Name for ``dlpar systems NAME``, name as its authors write it, and publication.
     year : int
     consistency, parameters, training : str
-        Its place on the three axes: consistency of the model; distribution of parameters (centralised, sharded,
+        Place on the three axes: consistency of the model; distribution of parameters (centralised, sharded,
         hierarchical, decentralised); distribution of training (one model, averaged models).
     mechanism : str
-        The mechanism that runs here.
+        Mechanism that runs here.
     experiments : callable
-        Returns its experiments by name; or programs, where it starts scripts.
+        Returns the experiments by name, or programs if the system starts scripts.
     figures : tuple of Figure
     missing : str, default ``""``
         Parts of the system that do not run here.
@@ -96,7 +96,7 @@ class System:
 
 @dataclass(frozen=True)
 class Found:
-    """A figure beside its published value; `held` is None where it gates nothing."""
+    """A figure beside its published value; `held` is None if no test depends on it."""
 
     what: str
     basis: str
@@ -107,12 +107,12 @@ class Found:
 
 
 def program(path: str, *given: Any, ranks: int, platform: str = "cpu-10gbe", **where: Any) -> Program:
-    """Return a program that runs a function on simulated ranks, by its name, since its module loads torch.
+    """Return a program that runs a function on simulated ranks; a name avoids loading torch early.
 
     Parameters
     ----------
     path : str
-        Such as ``"words:train"``, in this package; called with the ranks' communicator and what is given.
+        Name in this package, such as ``"words:train"``; called with the ranks' communicator and the given arguments.
     """
     where = {"world": "simulated", **where, "platform": platform_file(platform)}
     return lambda: spmd(called(path), *given, workers=ranks, **where)
@@ -124,12 +124,12 @@ def called(path: str) -> Callable[..., Any]:
 
 
 def find(name: str, systems: Iterable[System]) -> System:
-    """Return the system of a name.
+    """Return the system with a name.
 
     Raises
     ------
     BadSystem
-        If there is none, in one sentence with the names that are alike.
+        If there is none; the message is one sentence with similar names.
     """
     known = {system.name: system for system in systems}
     if name not in known:
@@ -140,12 +140,12 @@ def find(name: str, systems: Iterable[System]) -> System:
 
 
 def run(system: System, jobs: int = 2) -> Runs:
-    """Run all that a system has, `jobs` at a time, and wait for the end.
+    """Run all experiments or programs of a system, `jobs` at a time, and wait for the end.
 
     Raises
     ------
     JobFailed
-        If one of them does not end well; the message names it.
+        If a job fails; the message names the job.
     """
     wanted = system.experiments()
     experiments = {name: each for name, each in wanted.items() if isinstance(each, Experiment)}
@@ -157,7 +157,7 @@ def run(system: System, jobs: int = 2) -> Runs:
 
 
 def compare(system: System, runs: Runs) -> list[Found]:
-    """Compare the figures of a system with those of its finished runs."""
+    """Compare the published figures of a system with the figures of its finished runs."""
     found = []
     for figure in system.figures:
         ours = float(figure.ours(runs))
@@ -173,11 +173,11 @@ def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experi
     Parameters
     ----------
     platform : str
-        A platform's name, or that of a file of ours: see :func:`platform_file`.
+        Name of a platform, or of one of our files: see :func:`platform_file`.
     payload : str, optional
-        The workload whose bytes and FLOPs are charged.
+        Workload whose bytes and FLOPs are charged.
     **fields
-        Of the experiment.
+        Fields of the experiment.
     """
     where = {
         "world": "simulated",
@@ -190,13 +190,13 @@ def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experi
 
 
 def platform_file(name: str) -> str:
-    """Return the path of a platform that a system was measured on, as ``cluster.platform`` takes it; or the name."""
+    """Return the file of the platform that a system was measured on, or the platform's name."""
     file = Path(__file__).with_name("platforms") / f"{name}.toml"
     return str(file) if file.exists() else name
 
 
 def rate(run: Run) -> float:
-    """Samples a second of all workers, from the first step's end on where there are several steps."""
+    """Return the samples a second of all workers, without the first step if there are several."""
     steps, seconds = run.experiment.steps, run.curve["seconds"]
     samples = run.experiment.global_batch
     if steps < 2:
@@ -205,18 +205,18 @@ def rate(run: Run) -> float:
 
 
 def shape(what: str, holds: Callable[[Runs], Any]) -> Figure:
-    """Return a figure that is an order or an optimum, not a number: it holds or does not."""
+    """Return a figure that is an order or an optimum instead of a number: it is true or false."""
     return Figure(what, 1.0, lambda runs: float(bool(holds(runs))), 0.0, "shape")
 
 
 def apart(first: Run, *others: Run) -> float:
-    """Return the largest relative difference of losses from the first run's; NaN where one is NaN or missing."""
+    """Return the largest relative difference of losses from the first run's; NaN if a loss is NaN or missing."""
     right = first.curve["loss"]
     return float(np.max([(run.curve["loss"] / right - 1).abs().to_numpy().max() for run in others]))
 
 
 def same_as_alone(**fields: Any) -> dict[str, Experiment]:
-    """Return a short training in float64 by a system, and the same by one process."""
+    """Return a short float64 training by a system, and the same training by one process."""
     training = {"workers": 4, "steps": 20, "dtype": "float64", "evaluate_every": 1000}
     cluster = {"world": "simulated", **fields.pop("cluster", {})}
     system = Experiment(**{**training, **fields}, cluster=cluster)
@@ -229,4 +229,4 @@ def same_as_alone(**fields: Any) -> dict[str, Experiment]:
 PARITY = shape(
     "the losses of one process, to 1e-9", lambda runs: apart(runs["one process"], runs["system"]) < 1e-9
 )
-"""A synchronous system trains as one process does."""
+"""A synchronous system trains exactly as one process does."""

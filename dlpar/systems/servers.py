@@ -29,10 +29,10 @@ STEADY = {"kind": "gamma", "delay_ms": 10.0, "delay_cv": 0.1}
 """Steps of 10 ms on average, with little jitter."""
 
 SLOW = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
-"""Steps of 10 ms, and a worker that is four times slower."""
+"""Steps of 10 ms; one worker is four times slower."""
 
 DEVICES = {"scheme": "ring", "allreduce": "hierarchical"}
-"""An all-reduce over the devices of a node, then between nodes."""
+"""An all-reduce over the devices of a node first, then between nodes."""
 
 SPLIT = {"kind": "tensor", "tensor": 2}
 """A model that two ranks share."""
@@ -41,12 +41,12 @@ ALONE = {"world": "simulated", "platform": "cpu-10gbe"}
 
 
 def ps(**fields: Any) -> dict[str, Any]:
-    """Return a parameter server with some fields."""
+    """Return a parameter server with the given fields."""
     return {"scheme": "ps", **fields}
 
 
 def learning(sync: dict[str, Any], delays: dict[str, Any] = STEADY, **fields: Any) -> Experiment:
-    """Return a training of digits that shows staleness and accuracy; delays, not FLOPs, take the time."""
+    """Return a training of digits that shows staleness and accuracy; delays take the time instead of FLOPs."""
     usual = {"workers": 8, "batch": 64, "steps": 100, "lr": 0.2, "evaluate_every": 1000}
     return Experiment(**{**usual, **fields}, sync=sync, delays=delays, cluster=ALONE)
 
@@ -64,13 +64,13 @@ def _bounded() -> dict[str, Experiment]:
 
 
 def _words(staleness: int = 0, threshold: float = 0.0) -> Program:
-    """Classify docstrings with 4 workers and a table on 2 servers; each rank returns what it counted."""
+    """Classify docstrings with 4 workers and a table on 2 servers; return each rank's counts."""
     given = 2, 40, 48, 2.0, staleness, threshold
     return program("words:train", *given, ranks=6)
 
 
 def share(found: list[dict[str, Any]], part: str, *whole: str) -> float:
-    """Return the share of what the workers counted under one name in that under several."""
+    """Return the workers' count under one name as a share of their counts under several names."""
     counted = sum((Counter(each) for each in found if "gets" in each), Counter())
     return counted[part] / sum(counted[name] for name in whole)
 
@@ -84,7 +84,7 @@ def _off(found: list[Any]) -> float:
 
 
 def _portions(number: int, backup: bool = True) -> Program:
-    """Run Sandblaster with 4 workers, of which the last is ten times slower."""
+    """Run Sandblaster with 4 workers; the last is ten times slower."""
     return program("least_squares:minimise", number, backup, 10.0, ranks=7)
 
 
@@ -105,7 +105,7 @@ def _backup() -> dict[str, Experiment]:
 
 
 def per_machine(runs: Runs, backup: int) -> float:
-    """Steps a second of each machine with so many backup workers, times those with none."""
+    """Return the steps a second of each machine with some backup workers, relative to none."""
 
     pace = {b: rate(runs[f"b = {b}"]) / (50 + b) for b in (0, backup)}
     return pace[backup] / pace[0]
@@ -128,7 +128,7 @@ def _minerva() -> dict[str, Experiment | Program]:
 def _on_paper(
     platform: str, layers: Sequence[Layer], devices: int, model: int, batch: int, slower: float = 1.0
 ) -> float:
-    """Return samples a second of a model on paper, of which `model` devices share each layer."""
+    """Return the samples a second of a model whose layers `model` devices share."""
     given = layers, model, batch, slower
     return batch / max(
         program("on_paper:seconds", *given, ranks=devices, platform=platform, messages="sizes")()
@@ -136,7 +136,7 @@ def _on_paper(
 
 
 def _speech(machines: int) -> float:
-    """Return samples a second of DistBelief's fully connected speech model, all of whose layers machines share."""
+    """Return the samples a second of DistBelief's fully connected speech model; machines share all layers."""
     widths = (440, 2560, 2560, 2560, 2560, 8192)
     layers = [
         Layer(name=f"layer {number}", parameters=m * n, flops=6 * m * n, outputs=n)
@@ -184,7 +184,7 @@ def _downpour() -> dict[str, Experiment | Program]:
 
 
 MACHINES = (1, 2, 4, 8, 16, 32)
-"""Machines that share DistBelief's speech model."""
+"""Number of machines that share DistBelief's speech model."""
 
 
 def _singa() -> dict[str, Experiment]:
@@ -215,12 +215,12 @@ def _pushed(runs: Runs, name: str) -> float:
 
 
 def _oldest(runs: Runs, n: int) -> float:
-    """Share of the pushes of n-softsync that are more than 2 n updates old."""
+    """Return the share of n-softsync pushes that are more than 2 n updates old."""
     return float((runs[f"n = {n}"].steps["staleness"] > 2 * n).mean())
 
 
 def learns(name: str, least: float = 0.8) -> Figure:
-    """Return the figure that a run classifies held-out samples correctly."""
+    """Return a figure that is true if a run classifies held-out samples correctly."""
     return shape(f"{name}: over {least:.0%} right", lambda runs: runs[name].summary["accuracy"] > least)
 
 
@@ -228,7 +228,7 @@ MINERVA = {
     "alexnet, 2 GPUs": 371.01, "alexnet, 4 GPUs": 632.09, "vgg16, 2 GPUs": 29.58, "vgg16, 4 GPUs": 50.26,
     "googlenet, 2 GPUs": 160.53, "googlenet, 4 GPUs": 309.27,
 }  # fmt: skip
-"""Images a second by Minerva's README."""
+"""Images a second from Minerva's README."""
 
 SYSTEMS = (
     System(

@@ -1,4 +1,4 @@
-"""What failures cost: the share of time that counts over the interval between snapshots, and where the rest goes."""
+"""Cost of failures: goodput over the interval between snapshots, and the kinds of lost time."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from dlpar.theory.surviving import young_interval
 from dlpar.worlds.simulated.failures import USEFUL, FailingJob
 
 POINTS = 14
-"""Intervals that are simulated of each job."""
+"""Number of intervals that are simulated for each job."""
 
 
 def goodput(
     jobs: Mapping[str, FailingJob], asked: float | None = None, failures: int = 500, seed: int = 0
 ) -> Figure:
-    """Simulate jobs with snapshots at many intervals, and draw the share of time that is spent on steps that count.
+    """Simulate jobs with snapshots at many intervals, and draw the share of time spent on useful steps.
 
-    Broad lines are simulated; where a death ends a job, dashed ones are the exact form, and thin ones Young's first
-    order, 1 - δ/τ - τ/2M - R/M, with a stroke at his interval √(2δM).
+    Broad lines are simulated.  If a death ends a job, dashed lines show the exact form.  Thin lines then show Young's
+    first order, 1 - δ/τ - τ/2M - R/M, with a stroke at his interval √(2δM).
 
     Parameters
     ----------
     jobs : mapping of str to FailingJob
-        Jobs by their names; their `every` is varied.
+        Jobs by name; `every` is varied.
     asked : float, optional
         A student's interval in seconds, drawn as a line.
     failures : int, default 500
-        Failures that are simulated at each interval.
+        Number of failures that are simulated at each interval.
     seed : int, default 0
-        Seed of their times.
+        Seed of the times of failures.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def goodput(
 
 
 def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) -> None:
-    """Draw the exact form, and faintly Young's first order with a stroke at its maximum."""
+    """Draw the exact form and, faintly, Young's first order with a stroke at its maximum."""
     recovery, at = job.detecting + job.restarting, young_interval(job.snapshot, job.mtbf)
     shares = [100 * exact(interval, job.snapshot, job.mtbf, recovery) for interval in across]
     figure.add_scatter(x=across, y=shares, **theme.predicted_line("exact form", colour), showlegend=False)
@@ -77,19 +77,19 @@ def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) 
 
 
 def _thin(name: str, colour: str, sizes: Any = 0) -> theme.Look:
-    """Thin line with strokes of these sizes across it."""
+    """Return the style of a thin line with strokes of these sizes across it."""
     marker = {"symbol": "line-ns", "size": sizes, "line": {"width": 2, "color": colour}}
     look = {"mode": "lines+markers", "opacity": theme.FAINT, "marker": marker}
     return {"name": name, "line": theme.line_by_source(colour, "measured", 1), **look}
 
 
 def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw how jobs spent their time: each kind as a share of the wall.
+    """Draw the time that jobs spent on each kind of work, as shares of the wall time.
 
     Parameters
     ----------
     seconds : mapping of str to mapping of str to float
-        Seconds by their kind, for each job by its name; all kinds of a job add up to its wall.
+        Seconds by kind, for each job by name; all kinds of a job add up to its wall time.
     """
     shares = pd.DataFrame(seconds, list(theme.SPENT)).fillna(0.0)
     shares *= 100 / shares.sum()

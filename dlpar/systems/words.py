@@ -1,4 +1,4 @@
-"""Docstrings classified by their words, with weights in a table of rows: a step needs the rows of its words only."""
+"""Classification of docstrings by words: weights are rows of a table, and a step reads only its words' rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch(data: Dataset, step: int, size: int, worker: int, workers: int) -> tup
 
 
 def direction(x: Tensor, y: Tensor, weights: Tensor, size: int) -> Tensor:
-    """Return the gradient of the weights of softmax regression: its contribution to the mean over a global batch."""
+    """Return this worker's contribution to the mean gradient of softmax regression over a global batch."""
     errors = (x @ weights).softmax(dim=1)
     errors[torch.arange(len(y)), y] -= 1
     return x.T @ errors / size
@@ -41,7 +41,7 @@ def train(
     Returns
     -------
     dict
-        On a worker what it counted, and the largest age of its reads; on a server its weights.
+        On a worker, its counts and the largest age of its reads; on a server, its weights.
     """
     data = comm.world.once("words", texts)
     workers, shape = comm.size - servers, (data.shape[0], data.classes)

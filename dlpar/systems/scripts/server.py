@@ -1,4 +1,4 @@
-"""Parameter server of a cluster by TF_CONFIG: it adds up the workers' gradients of a weight, and moves it."""
+"""Parameter server of a TF_CONFIG cluster: it sums the workers' gradients of one weight and updates the weight."""
 
 import json
 import os

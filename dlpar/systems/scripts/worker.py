@@ -1,4 +1,4 @@
-"""Worker of a cluster by TF_CONFIG: its loss is the squared distance of the weight from the worker's number."""
+"""Worker of a TF_CONFIG cluster: its loss is the squared distance between the weight and the worker's number."""
 
 import json
 import os
