@@ -1,4 +1,4 @@
-"""The course: a table of runs for each lab, exercises and their judge, the map of labs and their terms."""
+"""The course: each lab's table of runs, the exercises and their judge, the map of labs, and the terms."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def platform_file(name: str) -> str:
-    """Return the path of a cluster of the labs, a small file in `platforms`, as `cluster.platform` takes it."""
+    """Return the path of a cluster file of the labs, in `platforms`, for `cluster.platform`."""
     return str(Path(__file__).with_name("platforms") / f"{name}.toml")

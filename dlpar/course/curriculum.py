@@ -1,7 +1,7 @@
-"""The labs as a course: a map of them, questions that test whether a student is ready for the next, and their terms.
+"""The labs as a course: a map, questions about the prerequisites of each lab, and terms.
 
-Terms are in English and Chinese. Chinese articles describe the systems of the labs, too, and a student who
-reads both needs one name for one thing.
+Terms are in English and Chinese. Chinese articles describe the same systems, and a student who reads both needs
+one name for each thing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> HTML:
-    """Show the settings of experiments that are not the usual ones: shared ones above, those that differ in rows."""
+    """Show the settings of experiments that are not defaults: shared settings above, different ones in rows."""
     named = experiments if isinstance(experiments, Mapping) else dict(zip(labels(experiments), experiments))
     flat = [flatten(each) for each in named.values()]
     fields = ["sync.scheme", *(f for each in named.values() for f in flatten(each, exclude_defaults=True))]
@@ -93,7 +93,7 @@ def course() -> HTML:
 
 
 class SelfTest(Page):
-    """Ask a few questions about the prerequisites of a lab; the page checks each at once, and stores no answer.
+    """Ask a few questions about a lab's prerequisites; the page checks each answer at once and stores none.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ class Term(NamedTuple):
 
 
 class Tooltips(anywidget.AnyWidget):
-    """Dot each term where the notebook first uses it, and explain it when it is pointed at, tapped or in focus.
+    """Underline each term at its first use with dots, and explain it on hover, tap or focus.
 
-    The page does all of it; the kernel is not asked again.
+    The page does everything; it does not ask the kernel again.
     """
 
     _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))

@@ -1,4 +1,4 @@
-"""Judge exercises: run a student's function, name the first thing that differs, and give one more hint each time.
+"""Judge of exercises: runs a student's function, names the first difference, and gives one more hint each time.
 
 :func:`check` compares returned values, :func:`judge_on_ranks` what a function leaves on simulated and real ranks.
 An exercise (:mod:`dlpar.course.exercises`) adds its reference, cases and messages.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 GRADED = "DLPAR_GRADED"
-"""Environment variable: where it is set, inputs are random and secret, and nothing is run on real ranks."""
+"""Environment variable: if it is set, inputs are random and secret, and nothing runs on real ranks."""
 
 PACKAGE = str(Path(__file__).parents[1])
 """Folder of the code that is not a student's."""
@@ -40,17 +40,17 @@ LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
 
 Answer = Callable[..., Any] | None
-"""A student's function; None, ``...`` or a ``NotImplementedError`` if it is not written."""
+"""A student's function; None, ``...`` or a ``NotImplementedError`` if it is not written yet."""
 
 _failed: Counter[str] = Counter()
-"""Number of wrong answers to each exercise: that many hints are shown."""
+"""Number of wrong answers to each exercise, which is the number of hints shown."""
 
 _seed = secrets.randbits(64) if os.environ.get(GRADED) else None
-"""Seed of all inputs where answers are graded, by a judge in whose process no answer runs."""
+"""Seed of all inputs of graded answers; no answer runs in the judge's process."""
 
 
 def secret(purpose: str, *key: int) -> np.random.Generator | None:
-    """Return a generator of inputs for a graded answer; None where a student tries: they are easy to follow by eye."""
+    """Return a generator of inputs for a graded answer; None while a student practises with simple inputs."""
     return None if _seed is None else generator(_seed, purpose, *key)
 
 
@@ -79,18 +79,18 @@ class Verdict:
 
 
 def to_do(sentence: str = "The function is not written yet.") -> Verdict:
-    """Verdict on an answer that is not written yet."""
+    """Return the verdict on an answer that is not written yet."""
     return Verdict("to do", sentence)
 
 
 def wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
-    """Verdict on a wrong answer, with one hint more than last time."""
+    """Return the verdict on a wrong answer, with one more hint than last time."""
     _failed[name] += 1
     return Verdict("not yet", sentence, hints[: _failed[name]])
 
 
 def solved(name: str, sentence: str) -> Verdict:
-    """Verdict on a right answer; its hints begin anew."""
+    """Return the verdict on a right answer; hints start again at the first."""
     _failed.pop(name, None)
     return Verdict("solved", sentence)
 
@@ -147,14 +147,14 @@ def _call(name: str, arguments: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Line of the student's code that raised."""
+    """Return the line of the student's code that raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(PACKAGE)]
     return f"\n  in your line {own[0].lineno}: {own[0].line}" if own and own[0].line else ""
 
 
 def short(value: Any, limit: int = 60) -> str:
-    """A value in one line of limited length."""
+    """Return a value in one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -202,7 +202,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
 
 
 class Step(NamedTuple):
-    """One step of an exercise on ranks, as it must be.
+    """One step of an exercise on ranks, as expected.
 
     Attributes
     ----------
@@ -211,11 +211,11 @@ class Step(NamedTuple):
     expected : sequence
         What each rank must hold afterwards.
     name : str
-        Name of it in messages, if it needs one.
+        Name of the step in messages, if it needs one.
     sends : sequence of Cost
-        Collectives that all ranks together send in this step; empty: nothing is compared.
+        Collectives of all ranks in this step; empty: traffic is not compared.
     exactly : bool
-        False: the ranks send no less than that.
+        False: the ranks must send at least as much.
     tolerance : float
         Largest relative difference of numbers.
     """
@@ -241,8 +241,8 @@ def judge_on_ranks(
 ) -> Verdict:
     """Run ``program(comm, student, *arguments)`` on simulated ranks, then on the last number of real ones.
 
-    Simulated ranks do the same in every try.  Where they all wait for each other, the message tells each one's line.
-    Results are compared here and not on the ranks, because a student's code may change everything there.
+    Simulated ranks do the same in every try.  If all wait for each other, the message names the line of each rank.
+    Results are compared here and not on the ranks, because a student's code may change anything there.
 
     Parameters
     ----------
@@ -253,9 +253,9 @@ def judge_on_ranks(
     workers : sequence of int
         Numbers of ranks to try.
     complain : callable
-        From the results of all ranks to the first error, which continues the sentence; empty if there is none.
+        Maps the results of all ranks to the first error, which continues the sentence; empty if there is none.
     praise : str or callable
-        The sentence on a right answer, with ``{name}`` and ``{ranks}``, or ``praise(results)`` that returns it.
+        Sentence for a right answer, with ``{name}`` and ``{ranks}``, or ``praise(results)`` that returns it.
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
     timeout : float
@@ -308,7 +308,7 @@ def judge_steps(
     by: str,
     timeout: float = 5.0,
 ) -> Verdict:
-    """Compare step by step and rank by rank; name the first value, or amount of data sent, that differs.
+    """Compare step by step and rank by rank; name the first value or amount of sent data that differs.
 
     Parameters
     ----------
@@ -317,9 +317,9 @@ def judge_steps(
     program : callable
         ``program(comm, student)`` yields the values of each step on a rank.
     steps : callable
-        From the number of ranks to the steps as they must be.
+        Maps the number of ranks to the expected steps.
     like, by : str
-        Names of the collectives of a step, and of the calls to send by, for messages.
+        Names of a step's collectives and of its send calls, for messages.
     """
 
     def complain(told: list[list[tuple[Any, Sent]]]) -> str:
@@ -339,17 +339,17 @@ def judge_steps(
 
 
 Sent = Mapping[str, "int | None"]
-"""Messages and bytes that a rank sent; None if a library sent them."""
+"""Messages and bytes that a rank sent; None if a library sent the data."""
 
 
 def _held(comm: Comm, student: Callable[..., Any], program: Callable[..., Any]) -> list[tuple[Any, Sent]]:
-    """Pair the value a rank holds after each step with its traffic in that step."""
+    """Pair the value that a rank holds after each step with its traffic in that step."""
     comm.traffic.take()
     return [(value, comm.traffic.take()) for value in program(comm, student)]
 
 
 def _sends_otherwise(sent: list[list[Sent]], step: Step, like: str, by: str) -> str:
-    """Compare the messages and bytes of all ranks, and those of the busiest, with those of some collectives."""
+    """Compare the messages and bytes of all ranks and of the busiest with those of some collectives."""
     if any(one["bytes"] is None for own in sent for one in own):
         return f"the library moved the data, and does not say how much: use {by}."
     by_rank = [sum(one["bytes"] for one in own) for own in sent]
@@ -377,9 +377,9 @@ def check_on_ranks(
     like: str | None = None,
     at_least: str | None = None,
 ) -> Verdict:
-    """Call ``student(comm, tensor)`` on every rank; it must leave in `tensor` the value that `expected` gives.
+    """Call ``student(comm, tensor)`` on every rank, and compare `tensor` with the value that `expected` gives.
 
-    First on simulated ranks; an answer that is right there is run on real ranks, too.  Where it is graded, tensors
+    An answer runs on simulated ranks first; if it is right, it also runs on real ranks.  Tensors of a graded answer
     are random.
 
     Parameters
@@ -387,7 +387,7 @@ def check_on_ranks(
     student : callable or None
         Works in place; raises ``NotImplementedError`` while it is not written.
     expected : callable
-        From the list of all ranks' tensors to the list of what each must hold afterwards.
+        Maps the list of all ranks' tensors to the list of tensors that ranks must hold afterwards.
     workers : sequence of int
         Numbers of simulated ranks to try; the last number is that of the real ones.
     hints : sequence of str
@@ -395,9 +395,9 @@ def check_on_ranks(
     timeout : float
         Seconds after which ranks that wait for each other are ended.
     like : str, optional
-        A collective, as :func:`dlpar.theory.counts.closed_form` names it, whose messages and bytes it must send.
+        A collective of :func:`dlpar.theory.counts.closed_form`; the function must send its messages and bytes.
     at_least : str, optional
-        A collective; fewer messages or bytes than it sends cannot do what is asked.
+        A collective; fewer messages or bytes than its own cannot solve the exercise.
 
     Returns
     -------
@@ -428,7 +428,7 @@ def _on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
 
 
 def _input(ranks: int, rank: int, length: int) -> torch.Tensor:
-    """Tensor a rank starts with: (rank + 1) × [1, 2, 3, …], or random numbers if it is graded."""
+    """Return the initial tensor of a rank: (rank + 1) × [1, 2, 3, …], or random numbers if it is graded."""
     import torch
 
     if draw := secret("input", ranks, rank, length):

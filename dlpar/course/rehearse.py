@@ -1,4 +1,4 @@
-"""Run each preset of the labs before a class does, and tell whether it shows what the lab says.
+"""Rehearsal of labs: runs each preset before a class does, and checks that it shows what the lab says.
 
     rows of the labs ─► rehearse ─► a Result for each row ─► `dlpar rehearse` prints a line
 
@@ -21,10 +21,10 @@ from dlpar.systems.record import apart
 from dlpar.worlds.simulated.failures import FailingJob
 
 LIMIT = 90.0
-"""Seconds after which a row is given up. A whole lab should need half of that."""
+"""Seconds after which a row is given up. A whole lab should need half as long."""
 
 Shown = tuple[bool, str]
-"""True if runs show what they must, and their figures in a sentence."""
+"""Whether runs show what they must, and a sentence with their figures."""
 
 
 class Row(NamedTuple):
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     shows : callable
         ``shows(runs)`` returns a :data:`Shown`; `runs` has the form of the experiments.
     runs : callable, optional
-        Returns the experiments of the rehearsal, where they are not just the preset.
+        Returns the experiments of the rehearsal, if they are not just the preset.
     """
 
     preset: Callable[..., Any]
@@ -97,7 +97,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 
     limit : float
         Seconds for one row.
     seed : int
-        Is added to every experiment's seed.
+        Added to every experiment's seed.
     """
     for lab, own in groupby(rows, key=lambda each: each[0]):
         lab_runs = LabRuns(seed)
@@ -116,7 +116,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 
 
 
 class LabRuns:
-    """Runs the experiments of one lab, each of them once, with `seed` added to their seeds."""
+    """Runner of one lab's experiments, each once, with `seed` added to their seeds."""
 
     def __init__(self, seed: int = 0) -> None:
         self._runs: dict[str, Run] = {}
@@ -134,16 +134,16 @@ class LabRuns:
         return ", ".join(dict.fromkeys(self._worlds)) or "computed"
 
     def run(self, asked: Any) -> Any:
-        """Return finished runs of experiments, or times of collectives, in the form in which they are asked for.
+        """Return finished runs of experiments, or times of collectives, in the form of the request.
 
-        Anything else is a fact that a preset has measured itself, on this machine.
+        Any other preset has measured a fact itself, on this machine.
 
         Raises
         ------
         JobFailed
             If a run is not done.
         TimeoutError
-            If time is over.
+            If the time limit has passed.
         """
         if isinstance(asked, Collectives):
             self._worlds.append(asked["world"])
@@ -177,28 +177,28 @@ class LabRuns:
 
 
 def pace_ms(run: Run) -> float:
-    """Mean milliseconds from one global step to the next."""
+    """Return the mean milliseconds from one global step to the next."""
     seconds = run.curve["seconds"]
     return 1e3 * (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
 
 
 def step_ms(run: Run) -> float:
-    """Milliseconds of a global step, from samples a second."""
+    """Return the milliseconds of a global step, from samples a second."""
     return 1e3 * run.experiment.global_batch / run.summary["samples_per_s"]
 
 
 def accuracy(run: Run) -> float:
-    """Share of held-out samples that are classified correctly."""
+    """Return the share of held-out samples that are classified correctly."""
     return run.summary["accuracy"]
 
 
 def speedup(one: Run, many: Run) -> float:
-    """Samples a second of one run over those of another."""
+    """Return the samples a second of one run over those of another."""
     return many.summary["samples_per_s"] / one.summary["samples_per_s"]
 
 
 def most_held(run: Run, *kinds: str) -> int:
-    """Most bytes that a rank held at a time, of some kinds of memory or of all together."""
+    """Return the most bytes that a rank held at a time, of some kinds of memory or of all together."""
     held = (record["memory"] for _, record in run.records() if "memory" in record)
     return max(sum(each[kind] for kind in kinds or each) for each in held)
 
@@ -214,13 +214,13 @@ def measured(
     Parameters
     ----------
     measure : callable
-        The measure of a run.
+        Maps a run to its measure.
     holds : callable
-        From the values of all runs to whether they show what they must.
+        Maps the values of all runs to whether they show what they must.
     said : str
         Format of the sentence, with a place for each value.
     relative : bool, default False
-        Values are those over the first run's, which is left out.
+        Divide values by the first run's, which is left out.
     """
 
     def shows(runs: Any) -> Shown:
@@ -249,11 +249,11 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
 
 
 def cores_limit(runs: Sequence[Run], share: float) -> Shown:
-    """Check that the last run is less than this share of its ranks as fast as the first, which has one."""
+    """Check that the last run's speed-up over the first, which has one rank, is below this share of its ranks."""
     most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
     return gained < share * most, f"{most} ranks on {cores()} cores are {gained:.1f} times as fast as one"
 
 
 def on(experiments: Iterable[Experiment], *workers: int) -> list[Experiment]:
-    """Each experiment with each number of workers."""
+    """Return each experiment with each number of workers."""
     return [each.replace(workers=n) for each in experiments for n in workers]

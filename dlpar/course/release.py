@@ -1,7 +1,7 @@
-"""Labs as students get them: the version without solutions, and each student's own copy of it.
+"""Labs for students: the version without solutions, and each student's own copy.
 
 ``dlpar release RELEASE --labs LABS --own OWN`` makes or updates the students' version of LABS in RELEASE, then a
-student's copy in OWN.  Where nothing has changed this takes a moment.
+student's copy in OWN.  If nothing has changed, this takes a moment.
 
 An update never overwrites what a student has changed.  For every file of the labs:
 
@@ -10,7 +10,7 @@ An update never overwrites what a student has changed.  For every file of the la
     she has changed it                hers stays; a new version arrives beside it as ``NAME (new).ipynb``,
                                       once, and the same rules hold for that file
 
-Running a notebook changes it, because its results are hers too.
+Running a notebook changes the file, because its results are hers too.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def release(labs: Path, into: Path) -> list[str]:
         The masters.  Notebooks are released, and files in subfolders are copied.  Other files beside the
         notebooks, such as a teacher's guide, are not for students.
     into : Path
-        The students' version, which everybody may read; made if missing.  A file that was released there and
-        is no longer in `labs` is removed.
+        The students' version, which everybody may read; created if missing.  A released file that is no longer in
+        `labs` is removed.
 
     Returns
     -------
@@ -108,14 +108,14 @@ def students(master: bytes) -> bytes:
 
 
 def bring(labs: Path, own: Path) -> list[str]:
-    """Bring a student's copy up to date, in her account.
+    """Update a student's copy, in her account.
 
     Parameters
     ----------
     labs : Path
         The shared labs, only read.
     own : Path
-        Her folder, made if missing, closed to others.
+        Her folder; created if missing, closed to others.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def bring(labs: Path, own: Path) -> list[str]:
 
 
 def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> Path | None:
-    """Choose the name for a version of a lab; None if she has had this version beside what is hers."""
+    """Choose the file name for a version of a lab; None if she already received it beside her own."""
     if not (own / name).exists():
         return name
     place = name

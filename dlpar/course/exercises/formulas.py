@@ -27,7 +27,7 @@ def _simulated(asked: list[Experiment]) -> list[float]:
 
 
 def _each_in_turn(_: object, asked: list[Experiment]) -> list[float]:
-    """Simulate in this process, which has loaded torch; at the end of a step, a rank's time is that of its clock."""
+    """Simulate in this process, which has loaded torch; a rank's time is its clock at the end of a step."""
     from dlpar.jobs.record import Unrecorded
     from dlpar.train import train
     from dlpar.worlds.simulated.run import of_experiment, run_program
@@ -45,7 +45,7 @@ RING_TOLERANCE = 2e-3
 """Largest relative difference from a simulation: chunks of a ring are rounded to whole numbers."""
 
 WORKER_ALONE: Case = (dict(compute=0.25, latency=1e-3, bandwidth=1e8, nbytes=1e8, n=1), 1.0)
-"""A worker by itself: its efficiency is known without a simulation."""
+"""A single worker: its efficiency is known without a simulation."""
 
 RINGS = (
     ("resnet50", "cpu-1gbe", 2), ("resnet50", "cpu-10gbe", 16), ("alexnet", "cpu-10gbe", 5), ("vgg16", "cpu-1gbe", 32),
@@ -55,7 +55,7 @@ RINGS = (
 
 
 def _one_alone_and(alone: Case, simulated: Callable[[], list[Case]]) -> Iterator[Case]:
-    """Give a case known without a simulation, then simulated ones, which a wrong formula never gets to."""
+    """Yield a case known without a simulation, then simulated cases, which a wrong formula never reaches."""
     yield alone
     yield from simulated()
 
@@ -81,7 +81,7 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
 
 @cache
 def _rings() -> list[Case]:
-    """Arguments and simulated efficiency of each of `RINGS`; if it is graded, with random workers and samples."""
+    """Yield arguments and simulated efficiency of each of `RINGS`; if graded, with random workers and samples."""
     asked = [sizes_only(charged, name, workers=n, steps=1) for charged, name, n in RINGS]
     if draw := secret("rings"):
         sizes = draw.integers((2, 16), (65, 129), (len(asked), 2)).tolist()
@@ -118,7 +118,7 @@ def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()
 
 
 def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield arguments and ms of one layer, of some that are followed easily by eye, and of many."""
+    """Yield arguments and ms for one layer, for a few layers that are easy to follow, and for many."""
     draw = secret("layers") or generator(0, "layers")
     for count, most, n in ((1, 10, 2), (3, 4, 2), (3, 9, 2), (6, 8, 4), (40, 25, 16)):
         ms, mb = draw.integers(1, 9, (2, count)).tolist()
@@ -131,7 +131,7 @@ def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
 # ---- the step of a grid -------------------------------------------------------------
 
 GRID_TOLERANCE = 0.08
-"""Largest relative difference from a simulation: stages are not quite equal, and their boundaries send something."""
+"""Largest relative difference from a simulation, because stages are not quite equal and their boundaries send data."""
 
 ALONE = dict(data=1, tensor=1, pipeline=1, microbatches=8)
 DEVICE_ALONE: Case = ({**ALONE, "compute": 1e3, "summed": 5e3, "gradient": 4e3, "bandwidth": 10.0}, 1e3)
@@ -141,7 +141,7 @@ GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
 """Data, tensor, pipeline."""
 
 MORE_GRIDS = ((2, 2, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (8, 1, 1))
-"""Grids of which a graded answer is tried on one."""
+"""Further grids; a graded answer is tried on one of them."""
 
 
 def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
@@ -168,7 +168,7 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
 
 @cache
 def _grids() -> list[Case]:
-    """Arguments and simulated ms of a step of each of `GRIDS`; if it is graded, of one more, with a random width."""
+    """Yield arguments and simulated ms of a step for each of `GRIDS`; if graded, for one more with random width."""
     axes, width = GRIDS, 64
     if draw := secret("grids"):
         axes, width = (*GRIDS, MORE_GRIDS[draw.integers(len(MORE_GRIDS))]), 64 + 4 * int(draw.integers(16))
@@ -177,7 +177,7 @@ def _grids() -> list[Case]:
 
 
 def _grid_arguments(experiment: Experiment) -> dict[str, float]:
-    """Arguments of a formula for a transformer on a grid of devices, each with a link of its own."""
+    """Return a formula's arguments for a transformer on a grid of devices, each with its own link."""
     model, split, batch = experiment.model, experiment.split, experiment.global_batch
     platform, own = platform_of(experiment), sizes(experiment)
     sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth)
@@ -193,19 +193,19 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
 # ---- the interval between snapshots -------------------------------------------------
 
 DEATHS = 150
-"""Deaths that a job survives before it is judged."""
+"""Number of deaths that a job survives before it is judged."""
 
 JOBS_THAT_DIE = ((600.0, 5.0, 20.0, 60.0), (48_000.0, 10.0, 20.0, 300.0), (6_000.0, 10.0, 120.0, 60.0))
 """Mean seconds between failures; seconds of a step, a snapshot and a restart.  No constant suits the first two."""
 
 SHORT_OF_BEST = 0.03
-"""Share of the time that a policy may lose beyond the best fixed interval: it must first learn how often all dies."""
+"""Share of time that a policy may lose beyond the best fixed interval: it must first learn the rate of deaths."""
 
 
 def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
     """Let ``student(step, snapshot, now, deaths)`` choose the steps between snapshots, in simulated jobs that die.
 
-    A job asks at its begin, after each snapshot and after each restart.  Its time that counts is compared with that
+    A job asks at its start, after each snapshot and after each restart.  Its goodput is compared with the goodput
     of the same job, with the same deaths, at the best fixed interval.
 
     Parameters
@@ -238,7 +238,7 @@ def _steps(chosen: Any) -> int:
 
 
 def _jobs_that_die() -> Iterator[tuple[dict[str, float], tuple[int, float]]]:
-    """Yield jobs, each with its best fixed interval and the share of time that counts with it."""
+    """Yield jobs, each with its best fixed interval and the goodput of that interval."""
     draw = secret("deaths")
     for mtbf, step, snapshot, restart in JOBS_THAT_DIE:
         mtbf, seed = (mtbf, 0) if draw is None else (mtbf * draw.uniform(0.8, 1.25), int(draw.integers(1000)))

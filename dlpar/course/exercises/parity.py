@@ -1,4 +1,4 @@
-"""Exercises that must do what one process does: ZeRO (lab 07b), layers cut over ranks (lab 08), schemes (any lab)."""
+"""Exercises that must match one process: ZeRO (lab 07b), layers cut over ranks (lab 08), schemes (any lab)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS = 10
 """Weights of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
 
 STEPS = 3
-"""From the second on, the velocity that a rank keeps from step to step counts."""
+"""Number of steps; from the second on, the velocity that a rank keeps matters."""
 
 LR, MOMENTUM = 0.1, 0.5
 
@@ -32,13 +32,13 @@ SHARDED = "{name} is right on {ranks}: it has one process's weights, and sends w
 
 
 def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
-    """Do a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
+    """Run a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
 
     Parameters
     ----------
     student : callable or None
-        Gets N chunks of the weights, alike on all ranks, and N chunks of the rank's own gradient.  The velocity
-        belongs to the rank's chunk (``rank + 1``, modulo N) and is kept from step to step: zeros at first.
+        Gets N chunks of the weights, equal on all ranks, and N chunks of the rank's own gradient.  The velocity
+        belongs to the rank's chunk (``rank + 1``, modulo N); it starts at zero and is kept from step to step.
         It must leave on every rank the weights that one process would have with the sum of all gradients.
     workers, hints
         As of :func:`~dlpar.course.judge.check_on_ranks`.
@@ -59,7 +59,7 @@ def _zero_steps(ranks: int) -> Iterator[Step]:
 
 
 def _weights(ranks: int) -> list[torch.Tensor]:
-    """Weights of one process after each step."""
+    """Return the weights of one process after each step."""
     import torch
 
     weights, velocity, found = torch.zeros(WEIGHTS, dtype=torch.float64), 0.0, []
@@ -71,7 +71,7 @@ def _weights(ranks: int) -> list[torch.Tensor]:
 
 
 def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
-    """A rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …], or random numbers if it is graded."""
+    """Return a rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …], or random numbers if it is graded."""
     import torch
 
     if draw := secret("gradient", ranks, rank, step):
@@ -105,8 +105,8 @@ DIVIDED = "{name} computes what one process does, with one all-reduce each way, 
 def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
     """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
 
-    It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and those
-    of its own weights. It may send no more than an all-reduce of the output and one of the input's gradient.
+    It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and the gradients
+    of its own weights. It may send at most an all-reduce of the output and one of the input's gradient.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _layers_steps(ranks: int) -> Iterator[Step]:
 
 
 def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[Any]:
-    """Each part of the answer."""
+    """Yield each part of the answer."""
     x, up, down, of_y = _problem(comm.size)
     own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
     made = student(comm, x, *own, of_y)
@@ -142,7 +142,7 @@ def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[Any]:
 
 
 def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
-    """The right answer of a rank, by one process and autograd."""
+    """Return the right answer of a rank, computed by one process with autograd."""
     import torch
 
     x, up, down, of_y = _problem(ranks)
@@ -156,7 +156,7 @@ def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
 def _problem(ranks: int) -> list[torch.Tensor]:
     """Return x, up, down and the gradient of y: a whole perceptron, ``y = relu(x @ up.T) @ down.T``, and its data.
 
-    They are the same on every rank, in float64, with every number in its own place; random if it is graded.
+    They are float64 and the same on every rank; no two numbers are equal. If graded, they are random.
     """
     from torch import arange, float64, from_numpy
 
@@ -177,13 +177,13 @@ SCHEME_STEPS = 20
 ALIKE = f"{{name}} is right on {{ranks}}: every weight is that of one process, {SCHEME_STEPS} steps long."
 
 ROUNDING = 1e-9
-"""Largest relative difference between float64 sums of the same numbers in another order, and more than that."""
+"""Largest relative difference; float64 sums of the same numbers in another order differ by less."""
 
 
 def check_scheme(
     my_scheme: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (), timeout: float = 20.0
 ) -> Verdict:
-    """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
+    """Train logistic regression on digits in float64 with the student's scheme, and compare every step.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def check_scheme(
         A function of (comm, tensor) that sums a tensor over all ranks, in place; or a
         subclass of :class:`dlpar.sync.Scheme` with ``combine``.
     workers : sequence of int
-        Numbers of workers to try, real ones with the last; shares of the batch are not all of one size.
+        Numbers of workers to try, the last also on real ranks; shares of the batch differ in size.
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
     timeout : float
@@ -222,7 +222,7 @@ def _steps_differ(told: list[dict[str, Any]]) -> str:
 
 
 def _trained_alike(told: list[dict[str, Any]]) -> str:
-    """Sentence on a right scheme, with the data sent in a step beside that of a ring."""
+    """Return the sentence for a right scheme, which compares the data sent in a step with a ring's."""
     ring = closed_form("ring", len(told), told[0]["elements"], itemsize=8)
     busiest = f"{ring.busiest_bytes:,} the busiest worker"
     theirs = f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {busiest}"
@@ -235,7 +235,7 @@ def _trained_alike(told: list[dict[str, Any]]) -> str:
 
 
 def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme]) -> dict[str, Any]:
-    """Train beside a twin that sees the whole batch alone; return where they differ first, and the data sent."""
+    """Train beside one process with the whole batch; return the first difference and the data sent."""
     from dlpar.lab.figures.probes import prepared  # here: imports torch
     from dlpar.split import make_split
     from dlpar.sync import scheme

@@ -1,4 +1,4 @@
-"""Exercise of lab 09: a pipeline's schedule: as data, by its times on equal stages, and on ranks that train."""
+"""Exercise of lab 09: a pipeline schedule is checked as data, by its times, and on ranks that train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlpar.train import train
 
 
 class Size(NamedTuple):
-    """Numbers of stages and micro-batches with which a schedule is tried."""
+    """Numbers of stages and micro-batches on which a schedule is tried."""
 
     stages: int
     microbatches: int
@@ -38,12 +38,12 @@ TRAINED = Experiment(workers=4, model={"width": 16, "depth": 3}, split=_SPLIT, *
 
 
 def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[str] = ()) -> Verdict:
-    """Check ``student(stages, microbatches)``, the list of actions of each stage of a pipeline: 1F1B or as good.
+    """Check that ``student(stages, microbatches)`` returns each stage's list of actions, as good as 1F1B.
 
     Every stage must make the forward and the backward pass of every micro-batch once, and no two stages may
     wait for each other.  No stage may hold more micro-batches than there are stages, and the bubble must be
-    (p - 1) / m.  A correct schedule then runs on simulated and on real ranks, and must train what 1F1B
-    trains.
+    (p - 1) / m.  A correct schedule then runs on simulated and on real ranks, and must give the same losses as
+    1F1B.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
-    """Name the first step whose loss, which the last stage knows, differs from that of 1F1B."""
+    """Name the first step whose loss differs from the loss with 1F1B; the last stage knows the loss."""
     for step, (mine, right) in enumerate(told[-1]):
         if not math.isclose(mine, right, rel_tol=1e-9):
             return f", in step {step}, the loss is {mine:.6g}, with 1F1B {right:.6g}."
@@ -106,7 +106,7 @@ def _wrong_with(given: Any, size: Size) -> str:
 
 
 def _not_each_once(own: Any, microbatches: int) -> str:
-    """Name the first entry of a stage's list that is no action, or comes again; or a missing action."""
+    """Name the first entry of a stage's list that is no action or is repeated, or a missing action."""
     wanted = [Action(kind, micro) for kind in SECONDS for micro in range(microbatches)]
     if not isinstance(own, (list, tuple)):
         return f"got {short(own)}, expected a list of actions"
@@ -160,10 +160,10 @@ def _told(action: Action) -> str:
 
 
 def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float, float]]:
-    """Loss of each step, trained by these lists and by 1F1B; empty where another rank knows it."""
+    """Return the loss of each step with these lists and with 1F1B; empty if another rank knows it."""
 
     class Losses(Unrecorded):
-        """Keeps losses where they can be read."""
+        """A stage that keeps its losses, so that they can be read."""
 
         def step(self, step: int, loss: Any = None, **facts: Any) -> None:
             losses.append(loss)

@@ -1,4 +1,4 @@
-"""Exercises of labs 02 and 11: a server's answer to a push; workers push to it, and every push is checked."""
+"""Exercises of labs 02 and 11: a server's answer to a push, checked at every push of its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 WORKERS, CLOCKS, LENGTH, LR = 3, 8, 4, 0.5
-"""Workers, of which the last one is slow, pushes of each, weights, and learning rate of a trial."""
+"""Number of workers (the last one is slow), pushes of each, weights, and learning rate of a trial."""
 
 
 @dataclass
@@ -26,21 +26,21 @@ class Desk:
     Attributes
     ----------
     weights : Tensor, shape (n,)
-        The weights all workers share.
+        Weights that all workers share.
     lr : float
         Learning rate.
     bound : int
-        s: clocks a worker may be ahead of the slowest when it starts the next.
+        s, the most clocks by which a worker may lead the slowest when it starts the next clock.
     version : int
         Updates so far.
     clock : dict of int to int
         Pushes of each worker so far.
     read : dict of int to int
-        The version each worker was given last.
+        Version that each worker received last.
     waiting : list of int
         Workers that have pushed and not been answered yet.
     needed : int
-        With backup workers: pushes that make an update.
+        With backup workers: number of pushes for an update.
     gathered : list of Tensor
         With backup workers: the pushes of the next update so far.
     """
@@ -83,7 +83,7 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
 
 
 def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
-    """Run a server with backup workers, whose answer to a push is ``on_push(server, worker, gradient)``.
+    """Run a server with backup workers; it answers a push by ``on_push(server, worker, gradient)``.
 
     It must gather a push of the present version.  With ``server.needed`` of them it moves the weights by the
     learning rate times their mean, counts the version, and clears the list.  Others are dropped.  The
@@ -103,7 +103,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
 
 
 def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints: Sequence[str]) -> Verdict:
-    """Run a server for each value of s or b; `said` of right ones, with the largest age and lead."""
+    """Run a server for each value of s or b; `said` praises right answers, with the largest age and lead."""
 
     def complain(told: list[Any]) -> str:
         found = (f" and {letter} = {n}, {first}." for n, (first, *_) in zip(values, told[0]) if first)
@@ -118,7 +118,7 @@ def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints
 
 
 def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], letter: str) -> list[Any]:
-    """Serve on rank 0, and push on the others; one bound, or number of backup workers, after the other."""
+    """Serve on rank 0 and push on the others, for one bound or number of backup workers after another."""
     found = []
     for value in values:
         found.append(_push(comm, value) if comm.rank else _serve(comm, on_push, value, letter))
@@ -127,7 +127,7 @@ def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], let
 
 
 def _push(comm: Comm, bound: int) -> None:
-    """Push gradients of whole numbers, different in every push; if it is graded, they and the pauses are random."""
+    """Push gradients of whole numbers, different in every push; if graded, gradients and pauses are random."""
     import torch
 
     weights, usual = comm.empty(LENGTH), 0.008 if comm.rank == comm.size - 1 else 0.002
@@ -142,7 +142,7 @@ def _push(comm: Comm, bound: int) -> None:
 
 
 def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> tuple[str, int, int]:
-    """Answer by the rule, and ask the student's function the same until it differs.
+    """Answer by the rule, and compare the student's function until it differs.
 
     Returns the first error, the age of the oldest gradient and the largest lead.
     """
@@ -173,7 +173,7 @@ def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> 
 
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Do as `on_push` must; return the workers that may be answered."""
+    """Handle a push as `on_push` must; return the workers that may be answered."""
     desk.weights.add_(gradient, alpha=-desk.lr / max(1, desk.version - desk.read[worker]))
     desk.version += 1
     desk.clock[worker] += 1
@@ -183,7 +183,7 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 
 
 def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Do as `on_push` must with backup workers; return the workers that may be answered."""
+    """Handle a push as `on_push` must with backup workers; return the workers that may be answered."""
     desk.clock[worker] += 1
     desk.waiting.append(worker)
     if desk.read[worker] == desk.version:

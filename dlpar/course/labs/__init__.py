@@ -1,4 +1,4 @@
-"""The labs' experiments, each with the belief it tests and what must show.
+"""Experiments of the labs, each with the belief that it tests and the result it must show.
 
 One module for each lab, named as its notebook, ends in its table of rows.  Notebooks call an experiment by its name, as
 `lab.presets.mean_of_means()`; `dlpar rehearse` and the tests run whole tables.
@@ -14,7 +14,7 @@ from dlpar.course.rehearse import Row
 
 CONSTANTS = "CLUSTER CLUSTERS GPUS HOROVOD LINKS MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS".split()
 BESIDE = [*CONSTANTS, "conflicts", "cores", "in_turn", "most_held", "parts_ms"]
-"""What notebooks use of the labs' modules beside presets."""
+"""Names in the labs' modules that notebooks use besides presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
 TABLES: dict[str, tuple[Row, ...]] = {number: module.TABLE for number, module in _modules.items()}
@@ -22,7 +22,7 @@ TABLES: dict[str, tuple[Row, ...]] = {number: module.TABLE for number, module in
 
 
 def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
-    """Rows of some labs, such as ``["00", "03"]``, each with the lab's number; by default of all.
+    """Return the rows of some labs, such as ``["00", "03"]``, each with the lab's number; default: all labs.
 
     Raises
     ------

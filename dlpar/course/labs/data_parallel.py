@@ -1,4 +1,4 @@
-"""Lab 07: gradients in buckets, sent while the backward pass computes, and what of them is exposed."""
+"""Lab 07: gradients are sent in buckets during the backward pass; part of this communication is exposed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ONE_GPU_EACH = platform_file("one-gpu-each")
 
 
 def overlapped_training() -> Experiment:
-    """Eight GPUs on two machines keep VGG-16's time, and send while they compute.
+    """Run eight GPUs on two machines at VGG-16's pace, with communication during computing.
 
-    The bytes and FLOPs of VGG-16 are spread over the layers of a small network, and each of these is a bucket.
+    The bytes and FLOPs of VGG-16 are spread over the layers of a small network; each layer is a bucket.
     """
     training = dict(workers=8, batch=64, scaling="weak", steps=12, evaluate_every=1000)
     sync = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
@@ -27,12 +27,12 @@ def overlapped_training() -> Experiment:
 
 
 def _without_and_with(experiment: Experiment) -> list[Experiment]:
-    """The same without overlap, and with it."""
+    """Return an experiment without and with overlap."""
     return [experiment.replace(sync={"overlap": overlap}) for overlap in (False, True)]
 
 
 def paced_overlap() -> list[Experiment]:
-    """Four real processes that keep the GPUs' time, without overlap and with it."""
+    """Four real processes at the GPUs' pace, without and with overlap."""
     cluster = {"world": "paced", "platform": ONE_GPU_EACH}
     return _without_and_with(overlapped_training().replace(workers=4, steps=2, cluster=cluster))
 
@@ -44,7 +44,7 @@ def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **syn
 
 
 def _networks(how: str, **sync: float) -> dict[str, Experiment]:
-    """Four networks, which have 64 images or 8 sequences a GPU."""
+    """Four networks, with 64 images or 8 sequences a GPU."""
     batches = {"vgg16": 64, "inception3": 64, "resnet101": 64, "bert-large": 8}
     titles = ("VGG-16", "Inception V3", "ResNet-101", "BERT-large")
     asked = (_on_16(name, batch=batch, **sync) for name, batch in batches.items())
@@ -52,7 +52,7 @@ def _networks(how: str, **sync: float) -> dict[str, Experiment]:
 
 
 def overlap_hides_everything() -> dict[str, Experiment]:
-    """Four networks on 16 GPUs, without overlap and with it."""
+    """Four networks on 16 GPUs, without and with overlap."""
     return _networks("overlap off") | _networks("overlap on", overlap=True)
 
 
@@ -64,7 +64,7 @@ def one_cause_less() -> dict[str, Experiment]:
 
 
 def parts_ms(run: Run) -> dict[str, float]:
-    """Milliseconds to compute and to send the parts of an overlapped step; exposed communication, also in %."""
+    """Return the ms of computing and sending in an overlapped step, and exposed communication in ms and %."""
     asked = run.experiment
     gpu, model = platform_of(asked), workload(asked.cluster.stand_in_for)
     sizes = [model.itemsize * layer.parameters for layer in model.layers]  # in the order of the backward pass
@@ -77,7 +77,7 @@ def parts_ms(run: Run) -> dict[str, float]:
 
 
 def smaller_buckets(platform: str = "cloud", overlap: bool = True, workers: int = 16) -> list[Experiment]:
-    """Inception V3, from a bucket for every layer to one for all; in the cloud a message takes 0.1 ms."""
+    """Inception V3 with bucket sizes from one layer to all layers; in the cloud a message takes 0.1 ms."""
     asked = _on_16("inception3", platform, overlap=overlap).replace(workers=workers)
     return [asked.replace(sync={"bucket_mb": mb}) for mb in (0.02, 0.25, 1, 2, 8, 32, 64, 128)]
 

@@ -24,7 +24,7 @@ def first_run() -> Experiment:
 
 
 def four_times_faster() -> list[Experiment]:
-    """One process, as many as there are cores, and twice as many.
+    """One process, as many processes as cores, and twice as many.
 
     Layers are large, so that computing outweighs messages.  A process has one thread, so that it cannot use a
     second core.
@@ -34,7 +34,7 @@ def four_times_faster() -> list[Experiment]:
 
 
 def four_gpus() -> Experiment:
-    """Four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
+    """Four processes at the pace of four GPUs in one box; a small network stands in for ResNet-50."""
     model, sync = {"name": "mlp", "width": 64, "depth": 1}, {"scheme": "ring", "bucket_mb": 4096}
     cluster = {"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1}
     return Experiment(model=model, batch=32, steps=6, evaluate_every=1000, sync=sync, cluster=cluster)

@@ -1,4 +1,4 @@
-"""Lab 04: whether replicas agree, how fast their graph lets them, and what that costs."""
+"""Lab 04: agreement of replicas, its rate on different graphs, and its cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
 """Four workers in two pairs, with no edge between the pairs."""
 
 SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
-"""Cluster for questions of mathematics, and of many machines on a slow network: one process plays all ranks."""
+"""Cluster for mathematical questions, and for many machines on a slow network: one process plays all ranks."""
 
 GRAPHS = ("ring", "exp2", "complete")
 
@@ -29,14 +29,14 @@ def _learn_apart(run: Run) -> Shown:
 
 
 def _mixing(**sync: object) -> Experiment:
-    """Eight workers with weights of their own that only average: at a learning rate of 0, in float64."""
+    """Eight workers with different weights that only average: learning rate 0, in float64."""
     training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
     sync = {"scheme": "gossip", "start": "random", **sync}
     return Experiment(model="linear", data="diabetes", **training, sync=sync, cluster=SIMULATED)
 
 
 def pure_mixing() -> list[Experiment]:
-    """Eight workers that only average, on a ring, on exp2, all with all, and with one peer a step.
+    """Eight workers that only average: on a ring, on exp2, on a complete graph, and with one peer a step.
 
     A learning rate of 0 leaves nothing but mixing; float64 leaves room to fall.
     """
@@ -51,7 +51,7 @@ def _at_the_eigenvalue(runs: list[Run]) -> Shown:
 
 
 def two_islands() -> list[Experiment]:
-    """Ring and islands, with like and with sorted shards.
+    """Ring and islands, each with iid shards and with shards sorted by label.
 
     In this order: ring iid, islands iid, ring by_label, islands by_label.
     """
@@ -69,7 +69,7 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 
 def more_neighbours() -> list[Experiment]:
-    """16 machines on 1 Gb Ethernet with one peer a step, 2, 7 and 15 neighbours, and the same batches; simulated."""
+    """16 simulated machines on 1 Gb Ethernet and the same batches, with one peer a step or 2, 7 or 15 neighbours."""
     training = dict(workers=16, batch=256, steps=100, lr=0.2, evaluate_every=5, cluster=SIMULATED)
     common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
     graphs = [common.replace(sync={"topology": graph}) for graph in GRAPHS]
@@ -85,7 +85,7 @@ def _fewer_cost_less(runs: list[Run]) -> Shown:
 
 
 def cut_edges() -> list[Experiment]:
-    """Eight workers on a ring that only average; with one edge cut, and with two."""
+    """Eight workers that only average, on a ring, with no edge, one edge and two edges cut."""
     whole = [(i, (i + 1) % 8) for i in range(8)]
     path = [edge for edge in whole if edge != (7, 0)]
     halves = [edge for edge in path if edge != (3, 4)]
@@ -100,9 +100,9 @@ def _islands_never_agree(runs: list[Run]) -> Shown:
 
 
 def slow_neighbour() -> list[Experiment]:
-    """Steps of 10 ms, one worker four times slower; all neighbours each step, then pairs (AD-PSGD).
+    """Steps of 10 ms with one worker four times slower: all neighbours each step, then pairs (AD-PSGD).
 
-    The delays do not need a core, so that it shows on any machine.
+    Delays need no core, so the effect shows on any machine.
     """
     delays = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
     common = GOSSIP.replace(steps=30, evaluate_every=1000, delays=delays)

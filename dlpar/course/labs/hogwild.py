@@ -17,10 +17,10 @@ def shared_weights() -> Experiment:
 
 
 def races() -> dict[str, Experiment]:
-    """Four writers, from sparse updates to dense ones, each at its best rate of 0.25, 1 and 4.
+    """Four writers with sparse to dense updates, each at the best of the rates 0.25, 1 and 4.
 
-    A worker's update is of 1, 8 or 64 texts and writes the words in them.  The last one writes all weights each
-    time, changed or not.
+    A worker's update comes from 1, 8 or 64 texts and writes only their words.  The last experiment writes all
+    weights each time, changed or not.
     """
     sizes = {"1 text": (4, 600, 0.25), "8 texts": (32, 250, 1.0), "64 texts": (256, 60, 4.0)}
     sparse = {name: TEXTS.replace(batch=batch, steps=n, lr=lr) for name, (batch, n, lr) in sizes.items()}
@@ -28,13 +28,13 @@ def races() -> dict[str, Experiment]:
 
 
 def in_turn(racing: Experiment) -> Experiment:
-    """Make as many updates of the same size as `racing` does, by one process: one after the other, without races."""
+    """Make the updates of `racing` by one process, one after the other, without races."""
     n = racing.workers
     return racing.replace(workers=1, batch=racing.batch // n, steps=racing.steps * n, lr=racing.lr / n)
 
 
 def conflicts(run: Run, weights: int = 10_010) -> dict[str, float]:
-    """Percentages of the `weights` that an update wrote, of a stale one's that conflicted, and of what was lost."""
+    """Return percentages: `weights` that an update wrote, conflicts of a stale update, and lost writes."""
     steps = [record for _, record in run.records() if record["k"] == "step"]
     stale = [record for record in steps if record["staleness"]]
     written = sum(record["written"] for record in steps) / len(steps)
@@ -52,10 +52,10 @@ def _more_conflicts_no_harm(pairs: list[list[Run]]) -> Shown:
 
 
 def lock_free_scaling() -> list[Experiment]:
-    """Dense updates of 1.1 million weights by 1, 2, 4 processes and more.
+    """Dense updates of 1.1 million weights by 1, 2, 4 and more processes.
 
-    Up to twice as many as there are cores, each with its own batch and one thread; the number of updates is
-    the same.
+    There are up to twice as many processes as cores, each with its own batch and one thread.  The number of updates
+    is the same.
     """
     training = dict(batch=16, scaling="weak", evaluate_every=100_000, sync="hogwild")
     common = Experiment(model={"name": "mlp", "width": 1024}, **training, cluster={"threads": 1})
@@ -71,9 +71,9 @@ def _cores_limit_and_updates_age(runs: list[Run]) -> Shown:
 
 
 def slow_writer() -> Experiment:
-    """Steps of 10 ms, one worker four times slower, and nobody waits for it.
+    """Steps of 10 ms with one worker four times slower; nobody waits for this worker.
 
-    The delays do not need a core, so that it shows on any machine.
+    Delays need no core, so the effect shows on any machine.
     """
     delays = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
     return TEXTS.replace(batch=32, steps=120, delays=delays)

@@ -10,12 +10,12 @@ from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, sam
 
 _NAMES = ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
 CLUSTERS = {name: platform_file(name.replace(" ", "-")) for name in _NAMES}
-"""Clusters of a small device, 1 GFLOP/s, that keep the proportions of large ones, as `one-box.toml` computes."""
+"""Clusters of small devices, 1 GFLOP/s, with the proportions of large ones, as `one-box.toml` computes."""
 
 PAIRS = CLUSTERS["nodes of two"]
 
 BATCH, MICRO = 16, 2
-"""Samples of a batch, and of a micro-batch, whatever the split is."""
+"""Samples of a batch and of a micro-batch, for every split."""
 
 
 def grid(
@@ -32,7 +32,7 @@ def grid(
 
 
 def one_process() -> dict[str, Experiment]:
-    """Ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
+    """Ten steps in float64: on one rank, and on 2 × 2 × 2 with a ring and with a server for each part."""
     model, data = {"name": "transformer", "width": 16, "heads": 2}, {"name": "docstrings", "context": 8}
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
@@ -42,7 +42,7 @@ def one_process() -> dict[str, Experiment]:
 
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
-    """One device, each axis of two by itself, and all three."""
+    """One device, two devices along each axis alone, and all three axes."""
     by_itself = {f"{axis} 2": grid(platform, **{axis: 2}) for axis in ("data", "tensor", "pipeline")}
     return {"one device": grid(platform), **by_itself, "2 × 2 × 2": grid(platform, 2, 2, 2)}
 
@@ -55,7 +55,7 @@ def _less_than_the_product(runs: dict[str, Run]) -> Shown:
 
 
 def orders() -> dict[str, Experiment]:
-    """2 × 2 × 2 with tensor innermost, with pipeline, and with data."""
+    """2 × 2 × 2 with tensor, pipeline or data as the innermost axis."""
     inner = ("data,pipeline,tensor", "data,tensor,pipeline", "tensor,pipeline,data")
     return {order: grid(PAIRS, 2, 2, 2, order=order) for order in inner}
 
@@ -68,7 +68,7 @@ def _tensor_belongs_inside(runs: dict[str, Run]) -> Shown:
 
 
 def factorizations() -> dict[tuple[int, int, int], Experiment]:
-    """Eight devices as data × tensor × pipeline, neither of the last two above four."""
+    """Eight devices as data × tensor × pipeline, with tensor and pipeline at most four."""
     sizes = [(tensor, pipeline) for tensor in (1, 2, 4) for pipeline in (1, 2, 4) if tensor * pipeline <= 8]
     axes = [(8 // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in sizes]
     return {each: grid(PAIRS, *each) for each in axes}
@@ -82,7 +82,7 @@ def _two_by_two_by_two(runs: dict[tuple[int, int, int], Run]) -> Shown:
 
 
 def distbelief(push_every: int = 1) -> Experiment:
-    """DistBelief's shape on real ranks: two replicas, each cut over two, and for each half a server of its own.
+    """DistBelief's shape on real ranks: two replicas, each cut over two ranks, and a server for each half.
 
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """
@@ -93,7 +93,7 @@ def distbelief(push_every: int = 1) -> Experiment:
 
 
 def paced_grid() -> Experiment:
-    """2 × 2 × 2 on eight processes that keep the cluster's time."""
+    """2 × 2 × 2 on eight processes at the cluster's pace."""
     return grid(PAIRS, 2, 2, 2, steps=2, cluster={"world": "paced"})
 
 

@@ -1,4 +1,4 @@
-"""Lab 01: means of uneven parts, trees against stars, and the cost of waiting for each other."""
+"""Lab 01: means of uneven parts, trees compared with stars, and the cost of waiting."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dlpar.course.rehearse import Collectives, Row, Shown, accuracy, measured, p
 from dlpar.lab.figures.cost import CollectiveTime
 
 CLUSTER = "cpu-10gbe"
-"""Platform of labs 01 to 03: a rank in each machine, 10 Gb Ethernet between them."""
+"""Platform of labs 01 to 03: one rank in each machine, 10 Gb Ethernet between machines."""
 
 
 def mean_of_means() -> list[Experiment]:
     """Sum and mean, on equal and on uneven parts.
 
-    Least squares on all 354 training samples in every iteration, so that nothing is random: three workers have
+    Every iteration solves least squares on all 354 training samples, so nothing is random.  Three workers have
     118 samples each, or 59, 118 and 177.
     """
     training = dict(workers=3, batch=354, steps=200, lr=0.2, optimizer="momentum", evaluate_every=20)
@@ -29,7 +29,7 @@ def _uneven_parts_end_elsewhere(runs: list[Run]) -> Shown:
 
 
 def tree_or_star() -> Collectives:
-    """Both on 8 paced ranks, from 1 kB to 400 kB."""
+    """Tree and star on 8 paced ranks, from 1 kB to 400 kB."""
     sizes = (1_000, 4_000, 20_000, 100_000, 400_000)
     return Collectives(names=("star", "tree"), ranks=8, sizes=sizes, world="paced", platform=CLUSTER)
 
@@ -50,14 +50,14 @@ def digits_by_mapreduce() -> list[Experiment]:
 def unsteady() -> list[Experiment]:
     """Four workers whose steps take 10 ms each, or 10 ms on average.
 
-    The delays do not need a core, so that it shows on any machine.
+    Delays need no core, so the effect shows on any machine.
     """
     common = Experiment(model="logistic", steps=40, batch=256, lr=0.5, sync="mapreduce", evaluate_every=1000)
     return [common.replace(delays={"kind": kind, "delay_ms": 10.0}) for kind in ("constant", "exponential")]
 
 
 def empty_samples() -> Experiment:
-    """So small a fraction that most partitions sample nothing in most iterations."""
+    """A fraction so small that most partitions sample nothing in most iterations."""
     sync = {"scheme": "mapreduce", "fraction": 0.03}
     return Experiment(model="logistic", workers=4, batch=40, steps=600, lr=0.05, sync=sync)
 

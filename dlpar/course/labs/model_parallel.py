@@ -1,4 +1,4 @@
-"""Lab 08: one model on several ranks: the parts each holds, the messages between them, and the reason to do it."""
+"""Lab 08: one model on several ranks: the part on each rank, the messages between ranks, and the gain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NVLINK = "v100-nvlink"
 """Eight V100 in one machine."""
 
 LINKS = {"NVLink": NVLINK, **{name: platform_file(f"v100-each-{name}") for name in ("100gb-ib", "10gbe")}}
-"""Eight V100 on three links: in one machine, and each in a machine of its own."""
+"""Eight V100 on three links: in one machine, and each in its own machine."""
 
 CNN = Experiment(model={"name": "cnn", "width": 64}, batch=64, dtype="float64")
 
@@ -54,7 +54,7 @@ def _slow_links_make_it_slower(runs: list[Run]) -> Shown:
 
 
 def in_the_background() -> list[Experiment]:
-    """One step of a deeper perceptron on four GPUs, over NVLink and over Ethernet; each all-reduce waits, or not."""
+    """One step of a deeper perceptron on four GPUs, over NVLink and Ethernet, with and without overlap."""
     split = [{"kind": "tensor", "async_allreduce": is_async} for is_async in (False, True)]
     steps = [_one_step(1024, LINKS[link], workers=4, batch=512) for link in ("NVLink", "10gbe")]
     return [step.replace(model={"depth": 5}, split=each) for step in steps for each in split]
@@ -76,7 +76,7 @@ def pieces_of_images() -> list[Experiment]:
 
 
 def redundant() -> list[Experiment]:
-    """A perceptron on four ranks with 10 GbE, its layers in pairs; then all by outputs, with more and more overlap.
+    """A perceptron on four ranks with 10 GbE: layers in pairs, then all by outputs with increasing redundancy.
 
     With the least redundancy no neuron is computed twice: 0.001 of 64 neurons is none.
     """

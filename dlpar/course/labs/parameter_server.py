@@ -1,4 +1,4 @@
-"""Lab 02: the age of gradients, the cost of waiting for a bound, and the worth of an update."""
+"""Lab 02: the age of gradients, the cost of waiting for a bound, and the value of an update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlpar.lab.figures.throughput import per_rank
 from dlpar.systems.servers import ALONE, SLOW, ps
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
-"""Little to compute: where time is the question, delays make it, and they are the same on every machine."""
+"""A model with little to compute: delays set the time, so it is the same on every machine."""
 
 PACED: dict[str, Any] = {"world": "paced", "platform": CLUSTER}
 
@@ -25,7 +25,7 @@ LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, 
 
 
 def _pace(run: Run) -> float:
-    """Milliseconds from one global step to the next, in the long run."""
+    """Return the milliseconds from one global step to the next, in the long run."""
     return 100 * run.curve["seconds"].diff(10).median()
 
 
@@ -44,13 +44,13 @@ def _slow_is_stale(run: Run) -> Shown:
 
 
 def pull_apart() -> list[Experiment]:
-    """Weights in the answer to a push, or asked for in a message of their own; workers never pause."""
+    """Weights in the answer to a push, or in answer to a separate pull; workers never pause."""
     reply = Experiment(**SMALL, workers=4, steps=120, sync=ps(consistency="asp"))
     return [reply, reply.replace(sync={"pull": "separate"})]
 
 
 def server_that_waits() -> list[Experiment]:
-    """A ring, and servers that wait for all (bsp), one and two."""
+    """A ring, and one or two servers that wait for all workers (bsp)."""
     ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
     return [ring, ring.replace(sync=ps()), ring.replace(sync=ps(servers=2))]
 
@@ -66,12 +66,12 @@ def bound_and_a_slow_worker() -> list[Experiment]:
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
-    """All four workers are sometimes slow, and none always; bsp and ssp, simulated."""
+    """All four workers are sometimes slow, none is always slow; bsp and ssp, simulated."""
     return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=ALONE)[:2]
 
 
 def more_updates() -> dict[str, Experiment]:
-    """Eight workers, two of them slow, with momentum at a high rate: bsp, asp, and asp without one of its causes.
+    """Eight workers, two of them slow, with momentum and a high rate: bsp, asp, and controls of asp.
 
     Each control removes one thing alone: staleness (one worker makes the same 640 updates), momentum, or the
     high rate. The last one divides each push's rate by its staleness.
@@ -91,7 +91,7 @@ def more_updates() -> dict[str, Experiment]:
 
 
 def rate_of_thirty() -> dict[str, Experiment]:
-    """Rudra's experiment: 30 workers, 30-softsync, momentum; rates of one worker, of thirty, and over staleness."""
+    """Rudra's 30 workers with 30-softsync and momentum: rate for one worker, for thirty, and over staleness."""
     softsync = {"consistency": "softsync", "softsync": 30}
     small = LEARNING.replace(workers=30, batch=240, steps=60, optimizer="momentum", lr=0.05, delays=STEADY)
     low = small.replace(sync=softsync)
@@ -105,7 +105,7 @@ def stalled_worker() -> list[Experiment]:
 
 
 def servers() -> list[Experiment]:
-    """One server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
+    """One server, two servers with half the weights each, and one server above two leaf servers, on 1 Gb Ethernet."""
     model, cluster = {"name": "mlp", "width": 128}, {"world": "simulated", "platform": "cpu-1gbe"}
     one = Experiment(model=model, workers=4, steps=25, sync=ps(), evaluate_every=1000, cluster=cluster)
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]

@@ -21,7 +21,7 @@ BERT = {"platform": "p100-100gb-ib", "stand_in_for": "bert-large"}
 """The clock of BERT-large on P100s and 100 Gb InfiniBand."""
 
 MICRO_BATCHES = (1, 4, 16, 64, 256)
-"""A step's 256 samples in so many pieces."""
+"""Numbers of micro-batches for a step's 256 samples."""
 
 
 def _stages(model: dict[str, Any], schedule: str, microbatches: int = 8, **fields: Any) -> Experiment:
@@ -33,12 +33,12 @@ def _stages(model: dict[str, Any], schedule: str, microbatches: int = 8, **field
 
 
 def _bubble(run: Run) -> dict[str, float]:
-    """Measured and ideal, as the lab's figure has them."""
+    """Return the measured and the ideal bubble, as in the lab's figure."""
     return figures.pipeline(run).layout.meta["bubble"]
 
 
 def live_pipeline() -> Experiment:
-    """Four processes keep the time of BERT-large on P100s, 1F1B with 8 micro-batches."""
+    """Four processes at the pace of BERT-large on P100s, 1F1B with 8 micro-batches."""
     return _stages(DEEP, "1f1b", batch=16, cluster={"world": "paced", **BERT})
 
 
@@ -51,7 +51,7 @@ def _keeps_its_schedule(run: Run) -> Shown:
 def schedules() -> dict[str, Experiment]:
     """The same 256 samples in 8 micro-batches by every schedule.
 
-    Really trained; the clock is that of BERT-large on P100s and 100 Gb InfiniBand.
+    The model is really trained, at the pace of BERT-large on P100s and 100 Gb InfiniBand.
     """
     gpipe = _stages(DEEP, "gpipe", cluster=BERT)
     return {
@@ -74,7 +74,7 @@ def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
 
 def more_micro_batches() -> list[Experiment]:
     """256 samples in 1 to 256 micro-batches, by 1F1B and GPipe; messages of sizes only."""
-    flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch they are the same
+    flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch both schedules are the same
     cluster = {"messages": "sizes"}
     return [_stages(WIDE, name, m, cluster=cluster) for name, counts in flush.items() for m in counts]
 

@@ -1,4 +1,4 @@
-"""Lab 03: the bytes that a ring sends, where it wins, and how its time grows."""
+"""Lab 03: the bytes that a ring sends, the cases in which it is fastest, and the growth of its time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
-"""Eight GPUs in each machine: with a network card for each of them, and with one for all eight."""
+"""Eight GPUs in each machine: with a network card for each GPU, and with one card for all eight."""
 
 
 def ring_run() -> Experiment:
-    """Four workers on a ring train on handwritten digits for a second."""
+    """Train four workers on a ring on handwritten digits for a second."""
     return Experiment(model={"name": "mlp", "width": 64}, workers=4, batch=256, steps=100, evaluate_every=20)
 
 
@@ -79,7 +79,7 @@ def _as_good_with_less(runs: list[Run]) -> Shown:
 
 
 def slow_rank() -> list[Experiment]:
-    """Four workers of 10 ms a step; then one of them four times slower."""
+    """Four workers with steps of 10 ms; then one of the workers is four times slower."""
     model, delays = {"name": "mlp", "width": 64}, {"kind": "constant", "delay_ms": 10.0}
     even = Experiment(workers=4, steps=25, model=model, evaluate_every=1000, delays=delays)
     return [even, even.replace(delays={"straggler": {2: 4.0}})]

@@ -1,4 +1,4 @@
-"""Lab 11: published systems, each by its own mechanism, and one choice of theirs undone."""
+"""Lab 11: published systems, each run by its own mechanism, and with one design choice undone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 
 
 def backup_workers() -> dict[str, Experiment]:
-    """50 workers and b backup workers with uneven steps, and the same with even ones; simulated."""
+    """50 workers and b backup workers, with uneven steps and with even steps; simulated."""
     published = find("tensorflow_backup", SYSTEMS).experiments()
     uneven = {name: published[name] for name in ("b = 0", "b = 2", "b = 6")}
     even = {f"{name}, even": e.replace(delays={"delay_cv": 0.001}) for name, e in uneven.items()}
@@ -36,7 +36,7 @@ def _pay_if_uneven(runs: dict[str, Run]) -> Shown:
 
 
 def unpublished() -> dict[str, Experiment]:
-    """Groups with models of their own that average without waiting for each other, and one choice of it undone."""
+    """Groups with different models that average without waiting, and the same with one choice undone."""
     groups = ps(groups=2, group_period=5, consistency="asp")
     return {
         "groups average, no waiting": learning(groups, SLOW),

@@ -1,4 +1,4 @@
-"""Lab 12: snapshots, deaths and what goes on without them; GPUs by the thousand are simulated by events."""
+"""Lab 12: snapshots, deaths and survivors; thousands of GPUs are simulated by events."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MACHINES = 16_384 / 8
 """Nodes of eight GPUs."""
 
 BEST = round(best_interval(LLAMA.snapshot, LLAMA.mtbf) / LLAMA.step)
-"""Steps between two of its snapshots."""
+"""Steps between two snapshots of this job."""
 
 
 def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, FailingJob]], Shown]:
-    """Check the goodput of simulated jobs, for five seeds of their failures."""
+    """Check the goodput of simulated jobs for five seeds of failures."""
 
     def shows(jobs: Mapping[str, FailingJob]) -> Shown:
         found = [[job.run(most=400, seed=seed).goodput for job in jobs.values()] for seed in range(5)]
@@ -35,7 +35,7 @@ def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, Fa
 
 
 def one_dies() -> dict[str, Experiment]:
-    """Four real ranks and a ring all-reduce; the same, and rank 2 dies halfway."""
+    """Four real ranks with a ring all-reduce: without a failure, and with the death of rank 2 halfway."""
     ring = Experiment(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1})
     dies = ring.replace(deaths={"on_death": "shrink", "die": {2: 0.5}})
     return {"nobody dies": ring, "rank 2 dies, the others go on": dies}
@@ -47,7 +47,7 @@ def killed() -> Experiment:
 
 
 def _resumed() -> list[Run]:
-    """Let the job die and go on with it; and a run that nobody kills."""
+    """Let the job die and resume it; compare with a run that does not die."""
     job = launch(killed())
     with suppress(JobFailed):
         job.wait()
@@ -60,19 +60,19 @@ def _to_the_last_bit(runs: list[Run]) -> Shown:
 
 
 def snapshots() -> dict[str, FailingJob]:
-    """Llama 3 with snapshots of 30 s; the same if a snapshot cost nothing, and if nothing died."""
+    """Llama 3 with snapshots of 30 s, with free snapshots, and without failures."""
     free, alive = replace(LLAMA, snapshot=1e-3), replace(LLAMA, mtbf=1e4 * LLAMA.mtbf)
     return {"as it is": LLAMA, "snapshots cost nothing": free, "nothing dies": alive}
 
 
 def _at_three_intervals() -> dict[str, FailingJob]:
-    """Each of them with a snapshot after every step, at the best interval, and 20 times as rarely."""
+    """Run each job with a snapshot after every step, at the best interval, and at 20 times that interval."""
     jobs = snapshots().items()
     return {f"{name}, {n}": replace(job, every=n) for name, job in jobs for n in (1, BEST, 20 * BEST)}
 
 
 def twice_the_gpus() -> dict[str, FailingJob]:
-    """A fixed amount of work on ever more GPUs, each job at its best interval; and with failures that stay as rare."""
+    """A fixed amount of work on more and more GPUs at the best interval, with growing and constant failure rates."""
     jobs = {}
     for times in (1, 2, 4, 8):
         for name, nodes in (("", times * MACHINES), (", failures as before", MACHINES)):
@@ -83,14 +83,14 @@ def twice_the_gpus() -> dict[str, FailingJob]:
 
 
 def policies() -> dict[str, FailingJob]:
-    """Llama 3 as 128 replicas, of which one dies: the job ends, or the others go on, without it or with a spare."""
+    """Llama 3 as 128 replicas: if one dies, the job ends, or the others continue without it or with a spare."""
     ends = replace(LLAMA, every=BEST, replicas=128, joining=5.0)
     spare = replace(ends, on_death="spare", spares=1)
     return {"end": ends, "shrink": replace(ends, on_death="shrink"), "spare": spare}
 
 
 def torchft() -> FailingJob:
-    """PyTorch's torchft: 30 replicas, steps of 10.9 s, and every 60 s a script kills one; each keeps its own batch."""
+    """PyTorch's torchft: 30 replicas with batches of fixed size and steps of 10.9 s; a script kills one every 60 s."""
     others = {"on_death": "shrink", "replicas": 30, "restarting": 20.0, "scaling": "weak"}
     return FailingJob(10.9, mtbf=60.0, regular=True, **others)
 
