@@ -1,7 +1,7 @@
 """dlpar: see parallel deep learning happen.
 
-The names a notebook needs.  Each is loaded when it is first used, so that importing
-``dlpar`` costs next to nothing and loads no torch.
+The names a notebook needs.  Each name is loaded at its first use, so ``import dlpar`` is quick and loads no
+torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Slow and unsteady workers: what turns up in every cluster, made to order.
+"""Slow and unsteady workers, as every cluster has them, reproduced on demand.
 
-A worker's step is stretched after its gradient is computed.  Sources of the
-distributions: Dean and Barroso, "The tail at scale" (2013), for why delays vary;
-exponential and gamma are the usual models (Dutta et al., arXiv 1803.01113).
+A worker's step is stretched after its gradient is computed.  Dean and Barroso, "The tail at scale" (2013),
+explain why delays vary.  The usual models are exponential and gamma distributions (Dutta et al., arXiv
+1803.01113).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Delays:
-    """The delays of one worker; the same in every run of an experiment.
+    """Delays of one worker, the same in every run of an experiment.
 
     Parameters
     ----------
     experiment : Experiment
         Its ``delays`` and seed.
     comm : Comm
-        This worker; its clock runs on while the worker is delayed.
+        This worker.  Its clock also counts the delays.
     record : Recorder
-        Where a delay is written down, as a span of computing.
+        Records each delay as a span of computing.
     """
 
     kept = ("stall",)
@@ -38,14 +38,14 @@ class Delays:
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
 
     def added(self, step: int) -> float:
-        """Seconds the distribution adds to a step; keyed by seed, worker and step."""
+        """Return the seconds that the distribution adds to a step, drawn by seed, worker and step."""
         kind, mean = self.delays.kind, self.delays.delay_ms / 1000
         if kind in ("none", "constant"):
             return mean if kind == "constant" else 0.0
         return drawn(kind, mean, self.delays.delay_cv, self.seed, "delay", self.comm.rank, step)
 
     def after(self, step: int, began: float, done: int) -> None:
-        """Delay the worker, whose computing of `step` began at `began` seconds, after `done` global steps."""
+        """Delay the worker after `done` global steps; its computing of `step` began at `began` seconds."""
         if self.none:
             return
         self.comm.world.settle()
@@ -63,7 +63,7 @@ def drawn(kind: str, mean: float, cv: float, *key: Any) -> float:
     kind : str
         ``"exponential"`` or ``"gamma"``.
     mean, cv : float
-        Mean, and of the gamma distribution the standard deviation over the mean.
+        Mean, and the gamma distribution's standard deviation divided by its mean.
     *key
         Key of the draw: see :func:`~dlpar.config.generator.generator`.
     """

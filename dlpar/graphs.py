@@ -1,4 +1,4 @@
-"""Graphs of workers, the weights with which neighbours average, and how fast that makes them agree.
+"""Graphs of workers, the weights with which neighbours average, and the rate at which replicas agree.
 
 Sources: Xiao and Boyd (Systems & Control Letters 2004) for Metropolis weights and the rate;
 Ying et al. (arXiv 2110.13363) for the exponential graph.
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from dlpar.config.sync import SyncPart
 
 Graph = list[tuple[int, ...]]
-"""The neighbours of each worker, ascending, itself not among them; in a directed graph those it sends to."""
+"""Neighbours of each worker, ascending, without itself; in a directed graph its receivers."""
 
 Edges = Iterable[tuple[int, int]]
-"""Pairs (from, to); an edge of a worker to itself, as small graphs have, counts for nothing."""
+"""Pairs (from, to); edges from a worker to itself, which small graphs have, are ignored."""
 
 REDRAWS = 20
-"""Random graphs drawn, at most, until one is connected."""
+"""Maximal number of random graphs drawn to find a connected one."""
 
 DIRECTED = {"ring", "exp2", "edges"}
-"""Topologies whose edges push-sum uses in their own direction only."""
+"""Topologies with one-way edges under push-sum."""
 
 
 def _ring(n: int) -> Edges:
@@ -54,17 +54,17 @@ TOPOLOGIES: dict[str, Callable[[int], Edges]] = {
     "star": lambda n: [(0, i) for i in range(1, n)],
     "complete": lambda n: [(i, j) for i in range(n) for j in range(i + 1, n)],
 }
-"""Edges of a graph of n workers, by the graph's name; ``random`` and ``edges`` need more than n."""
+"""Functions that list the edges of n workers, by graph; ``random`` and ``edges`` need more than n."""
 
 
 def register(name: str, edges: Callable[[int], Edges]) -> None:
-    """Let experiments name a topology of your own: ``edges(n)`` gives the edges of n workers."""
+    """Add a topology of your own to those experiments can name: ``edges(n)`` lists the edges of n workers."""
     TOPOLOGIES[name] = edges
     parts.TOPOLOGIES.append(name)
 
 
 def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
-    """The undirected graph in which workers average.
+    """Return the undirected graph in which workers average.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
     workers : int
         At least 1; one worker has no neighbours.
     seed : int
-        Draws the random graph; of `REDRAWS` draws the first that is connected, else the last.
+        Seed of the random graph: the first connected one of `REDRAWS` draws, or the last draw.
 
     Returns
     -------
@@ -94,15 +94,16 @@ def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
 
 
 def one_peer_shift(round: int, workers: int) -> int:
-    """Places that a worker sends on in a round of the one-peer exponential graph: 1, 2, 4 … and again."""
+    """Return a worker's distance to its receiver in a round of the one-peer exponential graph: 1, 2, 4, …,
+    repeated."""
     return 2 ** (round % max(1, (workers - 1).bit_length()))
 
 
 def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
-    """The directed graph of push-sum: to whom each worker sends.
+    """Return the directed graph of push-sum: the receivers of each worker.
 
-    Ring: i to i + 1; exp2: i to i + 2^k; edges: as given, a pair being (from, to);
-    the other graphs have every edge in both directions.
+    Ring: i to i + 1.  exp2: i to i + 2^k.  edges: your pairs (from, to).  Other graphs have every edge in
+    both directions.
     """
     if sync.topology not in DIRECTED:
         return neighbours(sync, workers, seed)
@@ -112,7 +113,7 @@ def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
 
 
 def senders(graph: Graph) -> Graph:
-    """From whom each worker hears in a directed graph."""
+    """Return the senders of each worker in a directed graph."""
     return [tuple(i for i, to in enumerate(graph) if worker in to) for worker in range(len(graph))]
 
 
@@ -129,14 +130,14 @@ def _undirected(edges: Edges, n: int) -> Graph:
 
 
 def _joined(edges: Edges, n: int) -> nx.Graph:
-    """The undirected graph of n workers with these edges."""
+    """Return the undirected graph of n workers with these edges."""
     graph = nx.empty_graph(n)
     graph.add_edges_from(edges)
     return graph
 
 
 def grid_shape(workers: int) -> tuple[int, int]:
-    """Rows and columns of the most square grid of exactly so many workers.
+    """Return the rows and columns of the most square grid of exactly this many workers.
 
     >>> grid_shape(12)
     (3, 4)
@@ -146,7 +147,7 @@ def grid_shape(workers: int) -> tuple[int, int]:
 
 
 def components(graph: Graph) -> list[list[int]]:
-    """The parts of a graph between which no message ever passes, each ascending; directions are ignored."""
+    """Return the connected components of a graph, each ascending; directions are ignored."""
     joined = _joined(((a, b) for a, to in enumerate(graph) for b in to), len(graph))
     return [sorted(part) for part in nx.connected_components(joined)]
 
@@ -166,17 +167,17 @@ def warning(experiment: Experiment) -> str | None:
 def partners(graph: Graph) -> tuple[set[int], Graph]:
     """Choose active workers, which ask for averages, and passive ones, which answer.
 
-    Two workers that wait for each other's answer would wait forever.  So AD-PSGD needs a bipartite graph
-    (Lian et al., arXiv 1710.06952, section 3.2).  Of any other graph the edges within a side are left out.
-    The sides are those of a large cut, found by moving one worker at a time from even against odd.  If that
-    cut parts workers whom the graph joins, a breadth-first tree gives the sides.  The larger side is active,
-    as every active worker starts an average a step.
+    Two workers that wait for each other's answer would deadlock.  So AD-PSGD needs a bipartite graph
+    (Lian et al., arXiv 1710.06952, section 3.2).  In any other graph, edges within a side are dropped.
+    The sides come from a large cut.  The search starts from even against odd and moves one worker at a time.
+    If the cut disconnects workers that the graph connects, a breadth-first tree gives the sides.  The larger
+    side is active, because every active worker starts one average per step.
 
     Returns
     -------
     (set of int, list of tuple of int)
-        The active workers, and with whom each worker may average.  A worker with a neighbour
-        has a partner; connected workers stay connected.
+        The active workers, and the partners of each worker.  Every worker with a neighbour has a partner.
+        Connected workers stay connected.
     """
     whole = _joined(((a, b) for a, to in enumerate(graph) for b in to), len(graph))
     if nx.is_bipartite(whole):
@@ -191,12 +192,12 @@ def partners(graph: Graph) -> tuple[set[int], Graph]:
 
 
 def _across(graph: nx.Graph, side: set[int]) -> nx.Graph:
-    """The edges that join a side to the other."""
+    """Return the edges between the two sides."""
     return _joined(((a, b) for a, b in graph.edges if (a in side) != (b in side)), len(graph))
 
 
 def _odd_levels(graph: nx.Graph) -> set[int]:
-    """Workers at an odd distance from the first worker of their component."""
+    """Return the workers at an odd distance from the first worker of their component."""
     odd: set[int] = set()
     for part in nx.connected_components(graph):
         distances = nx.single_source_shortest_path_length(graph, min(part))
@@ -205,13 +206,13 @@ def _odd_levels(graph: nx.Graph) -> set[int]:
 
 
 def mixing_matrix(graph: Graph) -> np.ndarray:
-    """Metropolis weights of an undirected graph: symmetric and doubly stochastic.
+    """Return the Metropolis weights of an undirected graph: symmetric and doubly stochastic.
 
     Returns
     -------
     numpy.ndarray
-        (workers, workers), float64.  W_ij = 1 / (1 + max(d_i, d_j)) between neighbours of
-        d_i and d_j neighbours; what is missing to 1 a worker gives itself.
+        (workers, workers), float64.  Neighbours i and j with d_i and d_j neighbours have W_ij = 1 / (1 +
+        max(d_i, d_j)).  W_ii makes each row sum to 1.
     """
     matrix = np.zeros((len(graph), len(graph)))
     for worker in range(len(graph)):
@@ -221,7 +222,7 @@ def mixing_matrix(graph: Graph) -> np.ndarray:
 
 
 def metropolis(graph: Graph, worker: int) -> dict[int, float]:
-    """One worker's row of :func:`mixing_matrix`: its weight for each neighbour's replica, and for its own."""
+    """Return one worker's row of :func:`mixing_matrix`: its weights for its neighbours' replicas and its own."""
     degree = len(graph[worker])
     row, own = {j: 1 / (1 + max(degree, len(graph[j]))) for j in graph[worker]}, 1 / (1 + degree)
     # Summed in this way instead of 1 - sum, so that on a complete graph every weight is exactly 1/n.
@@ -229,7 +230,8 @@ def metropolis(graph: Graph, worker: int) -> dict[int, float]:
 
 
 def pushing_matrix(graph: Graph) -> np.ndarray:
-    """Weights of push-sum, (workers, workers): column i is 1 / (receivers of i + 1) for them and i itself."""
+    """Return push-sum's weights, (workers, workers): column i holds 1 / (receivers of i + 1) for i and its
+    receivers."""
     matrix = np.zeros((len(graph), len(graph)))
     for i, others in enumerate(graph):
         matrix[[i, *others], i] = 1 / (1 + len(others))
@@ -237,9 +239,9 @@ def pushing_matrix(graph: Graph) -> np.ndarray:
 
 
 def second_eigenvalue(matrix: np.ndarray) -> float:
-    """|λ₂|, the largest modulus of an eigenvalue when one eigenvalue 1 is set aside; 0 for a single worker.
+    """Return |λ₂|, the second largest modulus of an eigenvalue (the largest is 1); 0 for a single worker.
 
-    The consensus distance shrinks by this factor a step, in the long run.
+    In the long run each step multiplies the consensus distance by this factor.
     """
     symmetric = np.array_equal(matrix, matrix.T)
     moduli = np.abs(np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix))

@@ -1,6 +1,6 @@
 """The memory of a rank: bytes of live tensors by kind, and their peak within a step.
 
-A tensor counts with its storage, whatever it is a view of, and each storage once. Activations are the tensors
+Each storage is counted once, however many tensors are views of it. Activations are the tensors
 that autograd keeps from the forward pass for the backward pass, until it frees them.
 """
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from dlpar.replica import Replica
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
-"""Kinds of tensors: ``optimizer`` is the state of the update rule, ``gathered`` weights that other ranks own."""
+"""Kinds of tensors: ``optimizer`` is the update rule's state, ``gathered`` are weights that other ranks own."""
 
 WATCHED = 3
-"""First steps of a run that are watched: later ones hold the same, and watching costs some microseconds a tensor."""
+"""First steps of a run that are watched; later steps hold the same, and watching costs microseconds per tensor."""
 
 
 class Memory:
-    """Counts the bytes that one rank holds, and remembers the moment at which they were most.
+    """Counts the bytes that one rank holds, and remembers their peak.
 
     Parameters
     ----------
     now : callable, optional
         The rank's clock, in seconds.
     counts : bool, default True
-        Whether there is anything to count: ranks that compute no numbers hold no memory.
+        Whether to count; ranks that compute no numbers hold no memory.
 
     Attributes
     ----------
     held : dict of str to int
         Bytes of each kind at present.
     peak : dict of str to int
-        The same at the moment of the present step at which their sum was largest.
+        Bytes of each kind at the present step's peak.
     over_time : list of [float, int]
-        Of the last step that is watched: when the sum changed, and to how many bytes.
+        Times and sums in bytes at each change in the last watched step.
 
-    Notes ----- It does not count scratch buffers within a call, the data set, and memory of a scheme beside
+    Notes ----- It does not count scratch buffers within a call, the data set, or a scheme's memory besides
     its optimizer.
 
     Examples
@@ -62,7 +62,7 @@ class Memory:
         self._watching = False
 
     def hold(self, kind: str, tensor: Tensor) -> None:
-        """Count a tensor's storage from now on; one that is counted already keeps its kind."""
+        """Count a tensor's storage from now on; a storage already counted keeps its kind."""
         storage = tensor.untyped_storage()
         counted = self._counted.get(storage._cdata)
         if counted is None:
@@ -71,7 +71,7 @@ class Memory:
         counted.users += 1
 
     def drop(self, tensor: Tensor) -> None:
-        """Let go of a tensor; one that was dropped as often as held counts no more."""
+        """Release a tensor; its storage counts until it was dropped as often as held."""
         key = tensor.untyped_storage()._cdata
         counted = self._counted[key]
         counted.users -= 1
@@ -80,7 +80,7 @@ class Memory:
             del self._counted[key]
 
     def resized(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor that is held by its new size."""
+        """Update the size of a held tensor's storage."""
         storage = tensor.untyped_storage()
         self._count(self._counted[storage._cdata], storage.nbytes())
 
@@ -97,7 +97,7 @@ class Memory:
             self.over_time.append([now, total])
 
     def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
-        """Count while the gradient of a step is computed inside the context, in the first steps alone.
+        """Count while the context computes the gradient of a step, in the first steps only.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Memory:
         replica : Replica
             Whose weights and gradient are this rank's.
         optimizer : callable
-            Gives the bytes of the update rule's state.
+            Returns the bytes of the update rule's state.
         """
         self._watching = step < self._watched
         if not self._watching:
@@ -121,9 +121,10 @@ class Memory:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for the record of a step that is watched.
+        """Return the memory facts of a watched step for its record.
 
-        ``memory`` is the bytes of each kind when they were most, and once ``memory_over_time`` is the attribute.
+        ``memory`` has the bytes of each kind at the peak.  ``memory_over_time``, the attribute, is returned
+        once.
         """
         if not self._watching:
             return {}
@@ -132,7 +133,7 @@ class Memory:
         return {"memory": self.peak, **over_time}
 
     def _save(self, tensor: Tensor) -> Any:
-        """Hold a tensor that autograd saves until autograd lets go of it, unless it is counted otherwise."""
+        """Hold a tensor that autograd saves, until autograd frees it, unless it is already counted."""
         return _Saved(self, tensor)
 
 
@@ -146,7 +147,7 @@ class _Counted:
 
 
 class _Saved:
-    """A tensor that autograd keeps; it is dropped when this object is."""
+    """A tensor that autograd keeps, dropped together with this object."""
 
     __slots__ = ("memory", "tensor")
 

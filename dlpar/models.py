@@ -1,4 +1,4 @@
-"""Networks: each is a flat row of named layers, so that pipelines and tensor splits can cut it."""
+"""Networks, each a flat list of named layers that pipelines and tensor splits can cut."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from dlpar.data import Dataset, Task
 
 SQUARED_LENGTH = 8
-"""Squared length of the last hidden layer's output at the start of a regression, about; see :func:`build`."""
+"""Approximate squared length of the last hidden output at the start of a regression; see :func:`build`."""
 
 
 def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
-    """Build the network of an experiment, with its first weights.
+    """Build the network of an experiment, with its initial weights.
 
     Weights are normal with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
     inputs elsewhere (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
@@ -30,8 +30,8 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     regression the last two layers of an mlp start smaller by sqrt(8 / width).  The curvature of a squared
     error grows with the squared length of the last hidden output, and from 10 on SGD at 0.1 may diverge.
 
-    Each tensor has a random stream of its own, keyed by seed and name, so every rank draws the same. It is
-    drawn in float64, and float32 weights are its rounding.
+    Each tensor has its own random stream, keyed by seed and name, so all ranks draw the same weights. Weights
+    are drawn in float64 and rounded to float32 if needed.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     Returns
     -------
     torch.nn.Sequential
-        Named layers in the order in which they compute, on the CPU, in training mode.
+        Named layers in the order of computing, on the CPU, in training mode.
         From (n, *dataset.shape) to (n, classes), for characters to (n, context, classes).
     """
     layers = {"linear": _linear, "logistic": _linear, "mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[
@@ -66,15 +66,15 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     Returns
     -------
     callable
-        ``(output, target)`` to a scalar, the mean over samples and what each predicts.
+        ``(output, target)`` to a scalar, the mean over samples and over each sample's predictions.
     """
     mean = {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
-    # The mean of no samples is NaN; their sum is 0, which adds nothing to any gradient.
+    # The mean over no samples is NaN, but their sum is 0 and adds nothing to the gradient.
     return lambda output, target: mean(output, target) if target.numel() else output.sum()
 
 
 def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return the function that says how correctly each sample is predicted, for accuracy.
+    """Return the function that scores each sample's prediction for the accuracy.
 
     Parameters
     ----------
@@ -83,9 +83,8 @@ def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
     Returns
     -------
     callable or None
-        ``(output, target)`` to float32 of shape (n,): 1 where the largest output is the
-        label, for characters the share of positions where it is.  None for regression,
-        where nothing is simply right or wrong.
+        ``(output, target)`` to float32 of shape (n,): 1 if the largest output is the label; for characters,
+        the share of positions where this holds.  None for regression, which has no accuracy.
     """
     if task == "regression":
         return None
@@ -95,29 +94,29 @@ def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
 def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
     """Count the floating-point operations of one sample's forward and backward pass.
 
-    Matrix products and convolutions are counted, two operations a multiply-add; the
-    backward pass counts twice the forward one, as it computes two products for each.
-    Those of each weight are noted as its attribute ``flops``.
+    Matrix products and convolutions count, with two operations per multiply-add.  The backward pass counts
+    twice, because it computes two products for each forward product. Each weight's own count is stored in its
+    attribute ``flops``.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it was.
+        Not changed.
     dataset : Dataset
         One of its samples is shown to the model.
     """
-    if hasattr(model, "flops"):  # an outline knows
+    if hasattr(model, "flops"):  # an outline has its count
         return model.flops
     return flops_of(model, dataset.train_x[:1].to(next(model.parameters()).device))
 
 
 def flops_of(part: nn.Module, x: Tensor) -> int:
-    """:func:`flops_per_sample` of a model or of some of its layers; `x` is one sample's input to them."""
+    """Count as :func:`flops_per_sample`, for a model or some of its layers, with `x` as one sample's input."""
     forward = 0
 
     def count(module: nn.Module, given: object, output: Tensor) -> None:
         nonlocal forward
-        # Two products of positions with positions: the scores, and the values read by them.
+        # Two products between positions: the scores, and the weighted values.
         if isinstance(module, Attention):
             forward += 4 * output.numel() * output.shape[1]
         elif isinstance(module, (nn.Linear, nn.Conv2d, Tied)):
@@ -146,7 +145,7 @@ def _draw(network: nn.Sequential, seed: int, model: Model, task: Task) -> None:
             if name.endswith("bias"):
                 weight.zero_()
             if weight.dim() == 1:
-                continue  # normalisation starts as ones and zeros
+                continue  # normalisation starts with ones and zeros
             stream = torch.Generator().manual_seed(int(generator(seed, name).integers(2**63)))
             values = torch.empty(weight.shape, dtype=torch.float64).normal_(generator=stream)
             weight.data = values * _deviation(name, weight[0].numel(), model, task)
@@ -169,7 +168,7 @@ Layers = list[tuple[str, nn.Module]]
 
 
 def _linear(model: Model, dataset: Dataset) -> Layers:
-    """Least squares for one target, softmax regression for labels: only the loss differs."""
+    """Build least squares for one target, or softmax regression for labels; only the loss differs."""
     return [("output", nn.Linear(dataset.shape[0], dataset.classes))]
 
 
@@ -186,7 +185,7 @@ def _mlp(model: Model, dataset: Dataset) -> Layers:
 
 
 def _cnn(model: Model, dataset: Dataset) -> Layers:
-    """3 × 3 convolutions with width / 8 channels, at least 4; images are halved while 8 or more wide."""
+    """Build 3 × 3 convolutions with width / 8 channels, at least 4; images of width 8 or more are halved."""
     layers: Layers = []
     inputs, height, width = dataset.shape
     channels = model.channels
@@ -207,7 +206,7 @@ def _cnn(model: Model, dataset: Dataset) -> Layers:
 
 
 def _transformer(model: Model, dataset: Dataset) -> Layers:
-    """A decoder with normalisation before each part, as GPT-2 (Radford et al. 2019), without dropout."""
+    """Build a decoder like GPT-2 (Radford et al. 2019): normalisation before each part, but no dropout."""
     embed = Embedding(dataset.classes, dataset.shape[0], model.width)
     blocks = [(f"block{i}", Block(model.width, model.heads)) for i in range(1, model.depth + 1)]
     norm, output = nn.LayerNorm(model.width), Tied(embed.token.weight)
@@ -215,7 +214,7 @@ def _transformer(model: Model, dataset: Dataset) -> Layers:
 
 
 class Embedding(nn.Module):
-    """Characters (n, t) to vectors (n, t, width): a vector of the character plus one of its position."""
+    """Maps characters (n, t) to vectors (n, t, width): the character's vector plus its position's vector."""
 
     def __init__(self, characters: int, context: int, width: int) -> None:
         super().__init__()
@@ -227,7 +226,7 @@ class Embedding(nn.Module):
 
 
 class Tied(nn.Module):
-    """Vectors to scores of characters, by the weight that embeds them (arXiv 1608.05859)."""
+    """Maps vectors to scores of characters, with the embedding's weight (arXiv 1608.05859)."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -238,7 +237,7 @@ class Tied(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention (arXiv 1706.03762): each position reads itself and those before it."""
+    """Causal self-attention (arXiv 1706.03762): each position reads itself and earlier ones."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -251,7 +250,7 @@ class Attention(nn.Module):
         return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let each position read others, head beside head: all of shape (n, t, heads * size of a head)."""
+        """Let each position read others; arguments and result have shape (n, t, heads * size of a head)."""
         q, k, v = (self._by_head(part) for part in (query, key, value))
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
@@ -260,12 +259,12 @@ class Attention(nn.Module):
         return read.transpose(1, 2).flatten(2)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """(n, t, width) to (n, heads, t, width / heads)."""
+        """Reshape (n, t, width) to (n, heads, t, width / heads)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer network four times as wide; each adds to its input."""
+    """Attention, then a two-layer network four times as wide, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Data parallelism: every rank holds the whole model and a share of each batch.
 
-All weights are views into one flat vector, and all gradients are views into another. So agreeing takes a few
-large messages instead of one for each layer (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
+All weights are views into one flat vector, and all gradients are views into another. So replicas agree with a
+few large messages instead of one for each layer (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Replica:
     >>> loss.backward()
     >>> ring_allreduce(comm, replica.gradient)
 
-    With buckets the messages overlap the backward pass (:meth:`when_ready`), and at most the last one is exposed:
+    With buckets, messages overlap the backward pass (:meth:`when_ready`), and only the last one may be
+    exposed:
 
     >>> replica.cut(bucket_bytes=1e6)
     >>> replica.when_ready(lambda bucket: under_way.append(comm.start(ring_allreduce, replica.buckets[bucket])))
@@ -49,9 +50,9 @@ class Replica:
     Parameters
     ----------
     model : nn.Module
-        Its parameters are moved into the flat vectors; its shapes stay.
+        Its parameters become views into the flat vectors, with the same shapes.
     comm : Comm, optional
-        Where the vectors live; default: on the CPU of a process by itself.
+        Its device holds the vectors; default: the CPU of a single process.
     agree : callable, optional
         Makes the ranks of one replica take the same decision; default: this rank is the whole replica.
 
@@ -61,16 +62,16 @@ class Replica:
         In reverse order of registration: roughly the order in which the
         backward pass finishes gradients.
     buckets : list of Tensor
-        Contiguous pieces of `gradient`, in that order; one, until :meth:`cut`.
+        Contiguous pieces of `gradient`, in its order; a single one before :meth:`cut`.
     marks : list of (float, callable)
-        For :meth:`World.backward`: the share of the backward pass after which each bucket is finished, and
-        the call that announces it.
+        For :meth:`World.backward`: the share of the backward pass that finishes each bucket, and the call
+        that announces it.
     loss, samples : float or Tensor of shape (), int
-        Of this step's share of the batch: mean loss and number of samples.
+        Mean loss and number of samples of this step's share of the batch.
     inside : callable
         Makes a call in the middle of the backward pass, as :meth:`World.inside` does.
     last : bool
-        Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
+        Whether the next backward pass is the gradient's last.  Only the last one finishes buckets.
     """
 
     kept = ("weights", "buffers")
@@ -93,7 +94,7 @@ class Replica:
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """Tensors of the model that are no weights: statistics of batch normalisation."""
+        """Tensors of the model that are not weights: statistics of batch normalisation."""
         return list(self.model.buffers())
 
     def _move_in(self) -> None:
@@ -108,9 +109,8 @@ class Replica:
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters)]
 
     def cut(self, bucket_bytes: float, apart: Sequence[nn.Module] = ()) -> None:
-        """Cut the gradient into buckets of at most so many bytes; a larger parameter is a bucket of its own.
-
-        So are the parameters of each layer in `apart`.
+        """Cut the gradient into buckets of at most `bucket_bytes`; a larger parameter has its own bucket.
+        Each layer in `apart` has its own buckets too.
         """
         own = {parameter: n for n, layer in enumerate(apart) for parameter in layer.parameters()}
         self._bucket_of: dict[nn.Parameter, int] = {}
@@ -132,9 +132,8 @@ class Replica:
         return self._bucket_of[layer.weight]
 
     def move_to(self, weights: torch.Tensor, copy: bool = True) -> None:
-        """Keep the weights in `weights`, of the same shape and type, from now on: in shared memory, say.
-
-        Without `copy`, somebody else has put the weights there.
+        """Keep the weights in `weights` from now on: a tensor of the same shape and type, perhaps in shared
+        memory. Without `copy`, `weights` already holds the values.
         """
         if copy:
             weights.copy_(self.weights)
@@ -142,7 +141,7 @@ class Replica:
         self.look_at(weights)
 
     def look_at(self, weights: torch.Tensor) -> None:
-        """Compute with `weights`, of the same shape and type, until the next call; nothing is copied."""
+        """Compute with `weights`, of the same shape and type, until the next call, without a copy."""
         self._compute(lambda: self._look_at(weights))
 
     def _look_at(self, weights: torch.Tensor) -> None:
@@ -150,14 +149,13 @@ class Replica:
             parameter.data = weight
 
     def zero_gradient(self) -> None:
-        """Forget the last step's gradient; the next backward pass adds to zeros."""
+        """Set the gradient to zero before the next backward pass."""
         self.gradient.zero_()
 
     def when_ready(self, call: Callable[[int], None]) -> None:
-        """Call with a bucket's number as soon as the backward pass has finished it.
+        """Call a function with each bucket's number as soon as the backward pass has finished the bucket.
 
-        Buckets are announced in order, which is the same on every rank, even if a
-        gradient is finished out of turn.
+        The order of calls is the same on every rank, even if a gradient is finished out of order.
         """
         members = [list(self._bucket_of.values()).count(b) for b in range(len(self.buckets))]
         missing, announced = list(members), [0]
@@ -176,7 +174,7 @@ class Replica:
         self._compute(lambda: [p.register_post_accumulate_grad_hook(finished) for p in self._bucket_of])
 
     def _shares(self) -> list[float]:
-        """Return the share of the backward pass after which each bucket is finished, by the FLOPs of its parameters."""
+        """Return the share of the backward pass that finishes each bucket, by the FLOPs of its parameters."""
         flops = [0.0] * len(self.buckets)
         for parameter in self._parameters:
             flops[self._bucket_of[parameter]] += getattr(parameter, "flops", 0.0)

@@ -1,6 +1,6 @@
-"""The program of every rank: the training loop, top to bottom.
+"""The program of every rank: the training loop.
 
-The loop does not know which split, scheme, carrier or world it is in.  The ranks of a replica compute the
+The loop does not depend on the split, scheme, carrier or world.  The ranks of a replica compute the
 gradient of its share of the batch (:mod:`dlpar.split`).  The scheme makes the replicas agree
 (:mod:`dlpar.sync`), and each rank writes one record.
 """
@@ -22,15 +22,15 @@ from dlpar.split.tensor_ops import synchronise_batchnorm
 from dlpar.sync import scheme, server
 
 EVALUATED = 2000
-"""Held-out samples tested during a run; at its end all are."""
+"""Number of held-out samples tested during a run; the final test uses all of them."""
 
 
 def train(
     comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None
 ) -> torch.nn.Module:
-    """Train this rank's part of a replica; returns what it has of the model."""
+    """Train this rank's part of a replica, and return its part of the model."""
     keeper = keeper or Keeper()
-    # 1. On every rank the same data, model and batches: all follow from the seed.
+    # 1. The seed gives every rank the same data, model and batches.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
     once = comm.world.once
     dataset = once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
@@ -41,7 +41,7 @@ def train(
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
 
-    # 2. This rank's part of which replica, and how replicas are kept in agreement.
+    # 2. This rank's replica and its part of it, and the scheme that keeps replicas in agreement.
     place = placed(experiment, comm)
     task = Task(experiment, comm, place, model, dataset, sampler, record)
     part = make_split(task)
@@ -57,7 +57,8 @@ def train(
         sync.resume(own, done)
 
     for step in sync.steps():
-        # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
+        # 3. The gradient of this replica's slice of the global batch.  The sum over replicas is the whole
+        # gradient.
         comm.world.new_step(step)
         began = comm.now()
         with task.memory.watch(step, part.replica, sync.state_bytes):
@@ -71,7 +72,7 @@ def train(
             sync.update()
         sync.spread(record.span)
 
-        # 5. Write down what happened; to read the loss is to wait for a GPU, once a step.
+        # 5. Record what happened.  Reading the loss waits for the GPU once per step.
         loss = None if part.loss is None else float(part.loss)
         facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **task.memory.facts()}
         record.step(step, loss=loss, samples=part.samples, **facts)
@@ -93,7 +94,7 @@ class HeldOut:
     Parameters
     ----------
     comm, experiment, part, dataset, record
-        As in :func:`train`; all ranks that hold some of the first replica's model take part.
+        As in :func:`train`.  All ranks with a part of the first replica's model take part.
     """
 
     kept = ("tested",)
@@ -107,7 +108,7 @@ class HeldOut:
         self.wanted = takes_part and experiment.evaluate_every != 0
 
     def test(self, done: int, at_end: bool = False) -> None:
-        """Test the model if it is time after `done` global steps: on some samples, at the end on all."""
+        """Test the model if a test is due after `done` global steps: on some samples, or finally on all."""
         interval = self.experiment.evaluate_every or max(1, self.experiment.steps // 20)
         due = at_end or (self.tested < done // interval and done < self.experiment.steps)
         if not (self.wanted and due):
@@ -138,7 +139,7 @@ def evaluate(
 
 
 def role(experiment: Experiment, rank: int) -> str:
-    """Say what a rank is: ``worker``, ``server``, ``leaf`` or ``spare``."""
+    """Return the role of a rank: ``worker``, ``server``, ``leaf`` or ``spare``."""
     if rank < experiment.workers:
         return "worker"
     if rank >= experiment.members:
@@ -147,5 +148,5 @@ def role(experiment: Experiment, rank: int) -> str:
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None) -> None:
-    """Run a rank that is no worker: one of the parameter servers of its part of the model."""
+    """Run a rank that is not a worker: a parameter server for its part of the model."""
     server.serve(placed(experiment, comm).dp_group, experiment.of_replicas(), record, keeper or Keeper())

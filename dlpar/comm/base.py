@@ -1,7 +1,7 @@
-"""The interface of every rank program, whatever world it runs in.
+"""Communication interface of every rank program, the same in every world.
 
-A collective, a scheme or a split reaches another rank by these calls only. So the same lines run on MPI, on
-NCCL, and on a clock that is not the wall's.
+Collectives, schemes and splits reach other ranks only through these calls. So the same code runs on MPI, on
+NCCL, and on a clock other than the wall's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Collective = Callable[["Comm", torch.Tensor], Any]
 
 
 class Arrival(NamedTuple):
-    """A message that was received: its source, its tag and its bytes."""
+    """A received message: its source, its tag and its bytes."""
 
     source: int
     tag: int
@@ -33,31 +33,31 @@ class Request(Protocol):
     """A communication under way."""
 
     def wait(self) -> Any:
-        """Block until it is complete; an `irecv` gives its :class:`Arrival`."""
+        """Block until the communication is complete; for an `irecv`, return its :class:`Arrival`."""
 
     def test(self) -> bool:
-        """Return whether it is complete.
+        """Return whether the communication is complete.
 
-        This takes no time: on a clock that is not the wall's, a loop of tests alone never ends.
+        A test takes no time on a clock other than the wall's, so a loop of tests alone never ends.
         """
 
 
 def wait_all(requests: list[Request]) -> None:
-    """Wait for all of some communications, and empty their list."""
+    """Wait for all these communications, and empty their list."""
     for request in requests:
         request.wait()
     requests.clear()
 
 
 class Counter(Protocol):
-    """A number all ranks count up together."""
+    """A number that all ranks increment together."""
 
     def take(self) -> int:
-        """Take the present number, from 0, and count it up: no number is given twice."""
+        """Return the present number, from 0, and increment it, so that no two calls return the same number."""
 
 
 class Packet:
-    """A message of numbers with a few whole numbers in front of it: one send, one receive.
+    """A message of numbers with a few integers as its head, for one send and one receive.
 
     Attributes
     ----------
@@ -66,7 +66,8 @@ class Packet:
     body : Tensor, shape (length,)
         The numbers.
     wire : Tensor, uint8
-        Both as they are sent: ``8 * HEAD`` bytes and those of the body.  In host memory, `pinned` or not.
+        Head and body as sent: ``8 * HEAD`` bytes, then the bytes of the body.  In host memory, `pinned` or
+        not.
     """
 
     HEAD = 5
@@ -79,10 +80,10 @@ class Packet:
 
 
 class Traffic:
-    """Counts of one rank: bytes and messages sent, and seconds waited for messages to start arriving.
+    """Counts of one rank: bytes and messages sent, and seconds waited for messages.
 
-    ``bytes`` and ``messages`` count payloads given to ``send``; they become None
-    once a library collective moved data, because the library does not count them.
+    ``bytes`` and ``messages`` count the payloads of ``send``.  A library collective sets both to None,
+    because the library does not report its counts.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -90,7 +91,7 @@ class Traffic:
         self.bytes: int | None = 0
         self.messages: int | None = 0
         self._waited = 0.0
-        # By thread, because a progress thread waits beside the computing one.
+        # One count per thread, because a progress thread may wait at the same time as the computing thread.
         self._since: dict[int, float] = {}
         self._lock = threading.Lock()
 
@@ -106,7 +107,7 @@ class Traffic:
         self.bytes = self.messages = None
 
     def waiting(self, blocked: Callable[[], T]) -> T:
-        """Run a call that blocks until a message is there, and count its seconds."""
+        """Run a call that blocks until a message arrives, and count its seconds."""
         thread, since = threading.get_ident(), self._now()
         with self._lock:
             self._since[thread] = since
@@ -126,7 +127,7 @@ class Traffic:
             return self._waited + sum(self._now() - since for since in self._since.values())
 
     def take(self) -> dict[str, int | None]:
-        """Give ``bytes`` and ``messages`` since the last call."""
+        """Return ``bytes`` and ``messages`` since the last call."""
         with self._lock:
             taken = {"bytes": self.bytes, "messages": self.messages}
             self.bytes = self.messages = 0
@@ -134,7 +135,7 @@ class Traffic:
 
 
 class DeviceLock:
-    """A lock between threads with a CUDA stream each; it is free once the GPU has finished the work begun inside."""
+    """A lock between threads with one CUDA stream each, released when the GPU has finished the work begun inside."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._lock = device, threading.Lock()
@@ -148,15 +149,15 @@ class DeviceLock:
 
 
 class World:
-    """The surroundings of a rank: its carrier, its clock, and all that only some worlds need.
+    """Environment of a rank: its carrier, its clock, and calls that only some worlds need.
 
-    This class is the real world, where everything takes the time it takes.  The paced
+    This class is the real world, where nothing is slowed down or simulated.  The paced
     and the simulated world are subclasses.
 
     Parameters
     ----------
     device : torch.device
-        Home of the rank's tensors.
+        Device of the rank's tensors.
     carrier : str
         Carrier of tensors: ``mpi``, ``nccl``, ``gloo`` or ``simulated``.
 
@@ -167,9 +168,10 @@ class World:
     computes : bool
         Whether ranks compute numbers; otherwise buffers are ghosts: sizes without data.
     watches : bool
-        Whether a receive from any source looks for ranks that have died: no message of theirs would tell it.
+        Whether a receive from any source checks for dead ranks, because no message would report a death.
     eager : float
-        Bytes up to which a send returns at once.  Open MPI's shared memory takes 4,096 in one go, with a header.
+        Largest message in bytes whose send returns at once.  Open MPI's shared memory sends 4,096 at once,
+        with a header.
     """
 
     clock, computes, watches = "wall", True, False
@@ -179,11 +181,11 @@ class World:
         self.device, self.carrier = device, carrier
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Make a read-only thing that is equal on all ranks; in a simulated world, once for each name."""
+        """Make a read-only object that is equal on all ranks; a simulated world makes it once per name."""
         return make()
 
     def build(self, make: Callable[[], T]) -> T:
-        """Make this rank's own model; where no numbers are computed, one outline serves all ranks."""
+        """Make this rank's own model; if no numbers are computed, all ranks share one outline."""
         return make()
 
     def backward(
@@ -193,52 +195,52 @@ class World:
         cost: float | None = None,
         marks: Sequence[tuple[float, Callable[[], None]]] = (),
     ) -> T:
-        """Compute as :meth:`Comm.compute` does, with calls in the middle.
+        """Compute as :meth:`Comm.compute` does, and make calls in the middle.
 
-        `marks` are pairs of a share of the cost and a call due after that share.  In the real
-        world `work` makes these calls itself, through :meth:`inside`; other worlds make them
-        at their moments of the logical clock.
+        `marks` are pairs of a share of the cost and a call due after that share.  In the real world `work`
+        makes these calls itself, through :meth:`inside`.  Other worlds make each call at its moment of the
+        logical clock.
         """
         return work()
 
     def inside(self, call: Callable[[], None]) -> None:
-        """Make a call in the middle of `work`; worlds that follow the marks of :meth:`backward` skip it."""
+        """Make a call in the middle of `work`, unless this world follows the marks of :meth:`backward`."""
         call()
 
     def new_step(self, step: int) -> None:
-        """Begin a step of training; worlds with random computing times draw this rank's."""
+        """Begin a training step; worlds with random computing times draw this rank's time."""
 
     def pause(self, seconds: float) -> None:
-        """Let time pass on this rank's clock, as if it were computing."""
+        """Let time pass on this rank's clock, as if the rank were computing."""
         if seconds > 0:
             threading.Event().wait(seconds)
 
     def settle(self) -> None:
-        """Wait until this rank's GPU has finished its queue, so that the time can be read."""
+        """Wait until this rank's GPU has finished its queue, before a time is read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def is_death(self, error: BaseException) -> bool:
-        """Return whether an error says that another rank of this rank's groups has died."""
+        """Return whether an error reports the death of another rank in this rank's groups."""
         return False
 
     def survivors(self, comm: Comm) -> Comm:
-        """Form a group of those ranks of `comm` that are left, in their order; all of them call this."""
+        """Form a group of the surviving ranks of `comm`, in their order; all survivors call this."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:
-        """Facts of this world for a step's record.
+        """Return facts of this world for a step's record.
 
-        Where the wall follows another clock: ``slip``, the most it has been behind, and ``lag``,
-        its present delay, in seconds.
+        In worlds paced by another clock: ``slip``, the largest delay of the wall clock, and ``lag``, its
+        present delay, in seconds.
         """
         return {}
 
     def while_asleep(self, call: Callable[[], None]) -> None:
-        """Make `call` now and then during long sleeps, where a world has ranks sleep."""
+        """Repeat `call` during long sleeps, in worlds whose ranks sleep."""
 
     def lock(self) -> AbstractContextManager:
-        """Give a lock between the two activities of one rank."""
+        """Return a lock between the two activities of one rank."""
         return DeviceLock(self.device) if self.device.type == "cuda" else threading.Lock()
 
 
@@ -250,11 +252,11 @@ class Comm(ABC):
     rank, size : int
         This rank's number, 0-based, and the number of ranks.
     device : torch.device
-        Place where :meth:`empty` allocates.
+        Device where :meth:`empty` allocates.
     traffic : Traffic
         Counts of this rank's messages and waiting.
     world : World
-        All that only some worlds need; all groups of a rank share it.
+        Environment of this rank, shared by all its groups.
     """
 
     rank: int
@@ -264,14 +266,14 @@ class Comm(ABC):
     world: World
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        """Send a tensor of any dtype, layout and size; above the eager limit, block until `dest` receives."""
+        """Send a tensor of any dtype, layout and size; above the eager limit, block until `dest` receives it."""
         self.isend(tensor, dest, tag).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Receive into a tensor that has room for the message; block until it is there.
+        """Receive a message into a tensor with enough room, and block until the message is there.
 
-        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI: a receive from
-        `ANY` gets only those.
+        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI. A receive from `ANY` gets
+        only tagged messages.
         """
         return self.irecv(into, source, tag).wait()
 
@@ -298,65 +300,65 @@ class Comm(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Comm:
-        """Form groups of ranks with the same `color`, ordered by `key`, then rank (MPI_Comm_split)."""
+        """Form groups of ranks with the same `color`, ordered by `key` and then by rank (MPI_Comm_split)."""
 
     @abstractmethod
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Allocate a zeroed tensor in memory that all ranks of the group write to; they must share a machine."""
+        """Allocate a zeroed tensor in memory that all ranks of the group, on one machine, can write."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor) -> None:
-        """Sum over all ranks in place by the library's own fast path (MPI_Allreduce, NCCL)."""
+        """Sum over all ranks in place with the library's own all-reduce (MPI_Allreduce, NCCL)."""
 
     @abstractmethod
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Sum over all ranks in place at `root` by the library; undefined elsewhere (MPI_Reduce)."""
+        """Sum over all ranks in place at `root` with the library; other ranks' tensors are undefined (MPI_Reduce)."""
 
     @abstractmethod
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Copy `root`'s tensor into that of every rank by the library (MPI_Bcast)."""
+        """Copy `root`'s tensor to every rank with the library (MPI_Bcast)."""
 
     @abstractmethod
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
-        """Sum chunk ``rank`` of N chunks over all ranks, in place, by the library (MPI_Reduce_scatter)."""
+        """Sum chunk ``rank`` of N chunks over all ranks, in place, with the library (MPI_Reduce_scatter)."""
 
     @abstractmethod
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
-        """Copy chunk ``rank`` of every rank into that of all ranks by the library (MPI_Allgatherv)."""
+        """Copy each rank's chunk ``rank`` to all ranks with the library (MPI_Allgatherv)."""
 
     @abstractmethod
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        """Gather a picklable object of every rank in a list at `root`; None elsewhere.  For control, not for data."""
+        """Gather each rank's picklable object in a list at `root`; None elsewhere.  For control, not for data."""
 
     @abstractmethod
     def broadcast(self, thing: Any, root: int = 0) -> Any:
-        """Send a picklable object of `root` to every rank.  For control, not for data."""
+        """Broadcast `root`'s picklable object to every rank.  For control, not for data."""
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since all ranks were ready, on this world's clock."""
+        """Return the seconds since all ranks were ready, on this world's clock."""
 
     @abstractmethod
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
-        """Start ``collective(comm, bucket)`` beside the rank's computation.
+        """Start ``collective(comm, bucket)`` in parallel with the rank's computation.
 
         All ranks must start the same collectives in the same order.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free shared memory and counters, and end what runs beside the computation; collective."""
+        """Free shared memory and counters, and end activities started by :meth:`start`; collective."""
 
     @abstractmethod
     def counter(self) -> Counter:
-        """Make a counter that all ranks of the group share, on one machine or many; collective."""
+        """Make a counter shared by all ranks of the group, on one machine or more; collective."""
 
     def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
-        """Make room for a message of `length` numbers with a head; see :class:`Packet`."""
+        """Allocate a message of `length` numbers with a head; see :class:`Packet`."""
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
-        """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's."""
+        """Do `work`; its FLOPs, `cost`, are for worlds whose clock is not the wall's."""
         return work()
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -365,7 +367,7 @@ class Comm(ABC):
 
 
 class Recorder(Protocol):
-    """The record of a rank, which :class:`dlpar.jobs.record.Recorder` writes to the run folder."""
+    """Record of a rank, which :class:`dlpar.jobs.record.Recorder` writes to the run folder."""
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> AbstractContextManager[None]:
         """Time a phase of a step: ``forward``, ``backward``, ``communicate``, ``update`` …"""
@@ -380,34 +382,35 @@ class Recorder(Protocol):
         """Record an event that happened once."""
 
     def end(self, steps: int) -> None:
-        """Record that the rank did all its steps."""
+        """Record that the rank has done all its steps."""
 
     def flush(self) -> None:
-        """Write what waits to be written."""
+        """Write all buffered records."""
 
 
 class Keeper:
-    """Keeps the state of a rank; this one keeps nothing, :class:`dlpar.jobs.snapshot.Keeper` writes snapshots.
+    """Interface that keeps a rank's state; :class:`dlpar.jobs.snapshot.Keeper` writes snapshots, this class
+    nothing.
 
     An object names the attributes that are its state: ``kept = ("weights", "optimizer")``.
 
     Attributes
     ----------
     every : int
-        Global steps between two snapshots; 0: it takes none.
+        Global steps between two snapshots; 0: no snapshots.
     own, done : int
-        Steps that this rank, and all together, have done before this program began.
+        Steps done before this program began, by this rank and by all ranks together.
     resumed : bool
-        Whether the rank goes on from a state.
+        Whether the rank resumes from a saved state.
     """
 
     every, own, done, resumed = 0, 0, 0, False
 
     def hold(self, **parts: Any) -> None:
-        """Count objects among this rank's state; where the run is resumed, give them the state they had."""
+        """Add objects to this rank's state; in a resumed run, restore their state."""
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
-        """Take a snapshot if one is due after `done` global steps, of which this rank did `own`."""
+        """Take a snapshot if one is due after `done` global steps; this rank did `own` of them."""
 
 
 def check_peer(comm: Comm, peer: int, what: str) -> None:
@@ -417,6 +420,6 @@ def check_peer(comm: Comm, peer: int, what: str) -> None:
 
 
 def too_long(room: int, source: int, tag: int, nbytes: int, rank: int | None = None) -> ValueError:
-    """Make the error of a message that is longer than the tensor of its receiver, in bytes."""
+    """Make the error for a message longer than its receiver's tensor, in bytes."""
     has = "there is" if rank is None else f"rank {rank} has"
     return ValueError(f"recv: {has} room for {room:,} bytes, but rank {source} sent {nbytes:,} (tag {tag})")

@@ -1,7 +1,7 @@
-"""A tensor without numbers: it has a length and a type, can be cut and sent, and takes no memory.
+"""Ghosts: tensors without numbers, which can be cut and sent but take no memory.
 
-Where messages carry sizes only, buffers are ghosts: rank code slices, counts and
-sends them as it does tensors.
+If messages carry sizes only, buffers are ghosts.  Rank code slices, counts and sends ghosts as it does
+tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_MEMORY = torch.UntypedStorage(0)
 
 
 class Ghost:
-    """A one-dimensional tensor without data: arithmetic does nothing, and any single number of it is NaN.
+    """A one-dimensional tensor without data; arithmetic does nothing, and every single number is NaN.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Ghost:
     dtype : torch.dtype
         Their type.
     head : Tensor, int64, optional
-        Numbers that do travel with it: the head of a :class:`GhostPacket`.
+        Real numbers sent with the ghost: the head of a :class:`GhostPacket`.
     """
 
     __slots__ = ("dtype", "head", "n", "nbytes")
@@ -114,7 +114,7 @@ class Ghost:
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        """``torch.zeros_like(ghost)`` and the like give a ghost of the same length."""
+        """Return a ghost of the same length for ``torch.zeros_like(ghost)`` and similar calls."""
         out = (kwargs or {}).get("out")
         return out if out is not None else next(a for a in args if isinstance(a, Ghost)).clone()
 
@@ -130,7 +130,7 @@ for _name in (
     setattr(Ghost, _name, _itself)
 
 NUMBER = Ghost(1)
-"""A single unknown number: the result of a computation that was not made."""
+"""A single unknown number: the result of a skipped computation."""
 
 
 class GhostPacket(Packet):
@@ -148,11 +148,11 @@ def elements(shape: Any) -> int:
 
 
 DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""Types of elements, by their bytes."""
+"""Types of elements, by size in bytes."""
 
 
 class Parameter(Ghost):
-    """A layer's weights: their number, the FLOPs of a sample in the layer, and the elements of its output."""
+    """Weights of a layer: their number, and the layer's FLOPs and output elements per sample."""
 
     __slots__ = ("flops", "outputs")
     requires_grad = True
@@ -163,7 +163,7 @@ class Parameter(Ghost):
 
 
 class Workload(Protocol):
-    """A big model by its layers, as :class:`dlpar.worlds.platforms.Workload` describes it."""
+    """A big model as a list of layers, described by :class:`dlpar.worlds.platforms.Workload`."""
 
     layers: tuple[Any, ...]
     itemsize: int
@@ -172,17 +172,17 @@ class Workload(Protocol):
 class Outline:
     """The layers of a workload, used as a model.
 
-    Like a row of layers it has a length, can be sliced, and pieces can be added up.
+    An outline has a length, and can be sliced and added like a list of layers.
 
     Parameters
     ----------
     parameters : list of Parameter
-        Of each layer, in the order in which they compute.
+        Weights of each layer, in the order of computing.
 
     Attributes
     ----------
     flops : float
-        Of a sample, forward and backward.
+        FLOPs of a sample, forward and backward.
     """
 
     def __init__(self, parameters: list[Parameter]) -> None:
@@ -190,7 +190,7 @@ class Outline:
 
     @classmethod
     def of(cls, workload: Workload) -> Outline:
-        """The outline of a workload, which lists its layers as the backward pass finishes them."""
+        """Return the outline of a workload, which lists its layers in the order of the backward pass."""
         dtype = DTYPES[workload.itemsize]
         layers = reversed(workload.layers)
         return cls([Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in layers])
