@@ -1,7 +1,8 @@
 """Double binary tree: about a ring's bytes, and a tree's latency.
 
-Two trees carry half of the tensor each, in pieces that follow each other up and then down.  A rank inside one tree
-is a leaf of the other, so that its port sends and receives about as much as in a ring.  Sources: Sanders, Speck and
+Each of two trees carries half of the tensor, in pieces pipelined up and then down.  An inner rank of one tree
+is a leaf of the other.  So its port sends and receives about as much as in a ring.  Sources: Sanders, Speck
+and
 Träff (Parallel Computing 2009); NCCL 2.4 (Jeaugey 2019).
 """
 
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm, Request
 
 PIECE = 1 << 16
-"""Elements of a piece, at most."""
+"""Maximal number of elements of a piece."""
 
 AHEAD = 4
-"""Pieces that a rank expects from its children at a time: a long message leaves when it is expected."""
+"""Receives posted at a time for pieces from children; a long message leaves once its receive is posted."""
 
 
 def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
-    """Sum `tensor`, shape (n,), over all ranks, in place on every rank; each sends about twice its bytes at most."""
+    """Sum `tensor`, shape (n,), over all ranks, in place; each sends at most about twice its bytes."""
     count = pieces_of(len(tensor))
     halves = [half.tensor_split(count) for half in tensor.tensor_split(2)]
     families = [family(comm.rank, comm.size, tree) for tree in (0, 1)]
     pieces = [(piece, tree, *families[tree]) for pair in zip(*halves) for tree, piece in enumerate(pair)]
     inner, leaves = [p for p in pieces if p[-1]], [p for p in pieces if not p[-1]]
-    # Up: what a rank sends as a leaf goes first, or the trees would wait for each other.
+    # Up: a rank first sends its pieces as a leaf, or the trees would wait for each other.
     sending = [comm.isend(piece, above, tree) for piece, tree, above, _ in leaves if above is not None]
     to_come, expected = iter(inner), deque[list[tuple["torch.Tensor", "Request"]]]()
     for piece, tree, above, _ in inner:
@@ -45,7 +46,7 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
             sending.append(comm.isend(piece, above, tree))
     for request in sending:
         request.wait()
-    # Down: each rank passes on what it gets, and then waits for what it gets as a leaf.
+    # Down: each rank passes on its pieces, and then waits for its pieces as a leaf.
     answers = {id(p): comm.irecv(p[0], p[2], p[1]) for p in pieces if p[2] is not None}
     sending = []
     for p in inner + leaves:
@@ -57,12 +58,12 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def pieces_of(elements: int) -> int:
-    """Number of pieces of each half of a tensor."""
+    """Return the number of pieces of each half of a tensor."""
     return max(1, -(-elements // (2 * PIECE)))
 
 
 def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
-    """Return the parent (None: it is the root) and the children of a rank whose place in a tree is shifted."""
+    """Return the parent (None for the root) and the children of a rank whose place in a tree is shifted."""
     place = (rank + shift) % ranks
     near = {place + way * 2**k for k in range(ranks.bit_length()) for way in (-1, 1)}
     children = sorted(p for p in near if 0 < p < ranks and _parent(p, ranks) == place)
@@ -71,7 +72,7 @@ def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
 
 
 def _parent(place: int, places: int) -> int:
-    """Return the place above, in a tree whose places are in order from left to right: odd ones are leaves."""
+    """Return the parent of a place in a tree with places in order from left to right, leaves odd."""
     bit = place & -place
     above = (place ^ bit) | bit << 1
     return above if above < places else place ^ bit

@@ -1,12 +1,14 @@
-"""Each rank adds a part of the tensor, and gets the others' parts: a ring, and recursive halving and doubling.
+"""All-reduces in which each rank sums a part of the tensor: a ring, and recursive halving and doubling.
 
-In a ring every rank sends to its right neighbour and receives from its left, all at once (Patarasuk and Yuan,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009).  Halving and doubling send the
-ring's bytes in a tree's number of rounds (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+In a ring all ranks send to their right neighbours and receive from their left neighbours at once (Patarasuk
+and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009).  Halving and doubling send
+the bytes of a ring in the rounds of a tree (Thakur, Rabenseifner and Gropp, "Optimization of Collective
+Communication
 Operations in MPICH", IJHPCA 2005, section 4.5: Rabenseifner's algorithm).
 
-The library's own collectives (MPI, NCCL) stand beside it, by the same signatures.  They are quicker than code in
-Python and say nothing of what they send: a rank's bytes and messages are unknown afterwards.
+The library's own collectives (MPI, NCCL) have the same signatures.  They are quicker than Python code, but
+report no traffic: a rank's bytes and messages are unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 Ranks = Sequence[int] | None
-"""Ranks that take part, in their order; None: all."""
+"""Participating ranks in their order; None: all."""
 
 
 def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> None:
@@ -44,7 +46,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
 
 
 def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
-    """Of N chunks, leave the sum of chunk ``rank + 1`` (mod N) on each rank; the others hold partial sums.
+    """Leave the sum of chunk ``rank + 1`` (mod N) of N on each rank, and partial sums in other chunks.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
     chunks : sequence of N Tensors
         Of any lengths, also 0.
     ranks : sequence of int, optional
-        The ranks that form the ring; "rank" above is then the place among them.
+        The ranks that form the ring; "rank" above then means the place in this sequence.
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
@@ -61,15 +63,15 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
     arriving = comm.empty(max(map(len, chunks)), chunks[0].dtype)
     mine = chunks[me]
     for step in range(1, size):
-        theirs = chunks[me - step]  # a negative index counts from the end, which closes the ring
+        theirs = chunks[me - step]  # a negative index counts from the end and closes the ring
         received = arriving[: len(theirs)]
         comm.sendrecv(mine, right, received, left)
         comm.compute(lambda: theirs.add_(received), cost=len(theirs))
-        mine = theirs  # the sum made here goes on to the right
+        mine = theirs  # this sum goes on to the right
 
 
 def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
-    """Pass the finished chunk ``rank + 1`` (mod N) of every rank round, until all ranks hold all chunks.
+    """Pass each rank's finished chunk ``rank + 1`` (mod N) round the ring, until all ranks hold all chunks.
 
     Parameters
     ----------
@@ -87,12 +89,12 @@ def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = No
 
 
 def own_chunk(comm: Comm) -> int:
-    """Number this rank's chunk of N after a reduce-scatter: rank + 1 (mod N)."""
+    """Return the number of this rank's chunk of N after a reduce-scatter: rank + 1 (mod N)."""
     return (comm.rank + 1) % comm.size
 
 
 def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
-    """Add what these ranks send to `tensor`, in place, in this order."""
+    """Add the tensors that these ranks send to `tensor`, in place, in this order."""
     arriving = comm.empty(len(tensor), tensor.dtype)
     for source in sources:
         comm.recv(arriving, source, tag=0)
@@ -102,9 +104,9 @@ def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
 def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    N a power of two: each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times the tensor's bytes.
-    Otherwise, with r ranks more than a power of two, ranks 0, 2, …, 2r-2 first hand their tensor to the next
-    rank, and finally get the sum from it.  That is 2r more messages, each of the whole tensor.
+    If N is a power of two, each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times the tensor's bytes.
+    Otherwise N is a power of two plus r.  Then ranks 0, 2, …, 2r-2 first hand their tensor to the next rank,
+    and finally get the sum from this rank.  That is 2r more messages, each of the whole tensor.
 
     Parameters
     ----------
@@ -128,7 +130,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Reduce-scatter; gives, round by round, the half this rank kept and the half it sent away."""
+    """Reduce-scatter, and return for each round the half this rank kept and the half it sent."""
     me, distance, segment = ranks.index(comm.rank), len(ranks), tensor
     arriving = comm.empty(-(-len(tensor) // 2), tensor.dtype)
     rounds = []
@@ -145,7 +147,7 @@ def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[tor
 
 
 def _double(comm: Comm, rounds: list[tuple[torch.Tensor, torch.Tensor]], ranks: list[int]) -> None:
-    """All-gather: the same rounds backwards; what was kept is finished, what was sent away comes back so."""
+    """All-gather in reverse rounds: a rank sends its finished half and gets the other half finished."""
     me = ranks.index(comm.rank)
     for i, (kept, given) in enumerate(reversed(rounds)):
         peer = ranks[me ^ (1 << i)]

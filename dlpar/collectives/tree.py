@@ -1,7 +1,8 @@
-"""Sums at a root, and copies of what it has: stars, binomial trees, and Spark's shallow tree and torrent.
+"""Reduces to a root and broadcasts from a root: stars, binomial trees, and Spark's shallow tree and torrent.
 
-In a star the root's link carries N-1 whole tensors each way: simple, and the slowest for large tensors on many ranks.
-A parameter server with one shard is a star.  In a tree ranks are counted from the root: ``me`` is 0 there.
+In a star the root's link carries N-1 whole tensors each way.  This is simple, but slowest for large tensors
+on many ranks.
+A parameter server with one shard is a star.  In a tree, ranks are counted from the root, whose ``me`` is 0.
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (IJHPCA 2005),
 sections 4.2 and 4.4; Apache Spark, ``RDD.treeAggregate`` and ``TorrentBroadcast``; for two levels Jia et al., "Highly
 Scalable Deep Learning Training System with Mixed-Precision" (arXiv 1807.11205), section 3.2.
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
-    """Sum `tensor` over all ranks, in place on `root`; the others keep what they had.
+    """Sum `tensor` over all ranks, in place on `root`; other ranks' tensors do not change.
 
-    Every rank but the root sends one message. The root adds them in the order of `ranks`, so a run can be
+    Every rank but the root sends one message. The root adds these in the order of `ranks`, so a run can be
     repeated to the last bit.
 
     Parameters
@@ -78,8 +79,8 @@ def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 def hierarchical_allreduce(comm: Comm, tensor: torch.Tensor, group: int = 2) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    Each group sums to its first rank, the first ranks all-reduce on a ring, and
-    each copies the sum to its group.
+    Each group sums to its first rank.  The first ranks all-reduce on a ring, and each copies the sum to its
+    group.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds: :func:`tree_reduce` run backwards.
 
-    In every round each rank that has the tensor sends it to one that has not.
+    In every round each rank with the tensor sends it to a rank without.
 
     Parameters
     ----------
@@ -161,12 +162,12 @@ def _family(comm: Comm, root: int) -> tuple[int | None, list[int]]:
 
 
 def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Copy `root`'s `tensor` to all ranks in blocks, which travel from peer to peer.
+    """Copy `root`'s `tensor` to all ranks in blocks that travel from peer to peer.
 
-    The root sends each other rank one block, and these ranks pass all blocks round their ring.  So the root
-    sends the tensor once, on any number of ranks, and no rank sends more.  Spark broadcasts in this way since
-    version 1.1, in blocks of 4 MB that peers ask for in random order.  The regular order here is that of van
-    de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
+    The root sends one block to each other rank, and these ranks pass all blocks round their ring.  So no
+    rank, not even the root, sends more than one tensor's bytes, on any number of ranks.  Spark broadcasts in
+    this way since version 1.1, but peers ask for its blocks of 4 MB in random order.  The regular order here
+    is from van de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
 
     Parameters
     ----------
@@ -181,7 +182,7 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     me, size = _counted_from(root, comm), comm.size
     peers = [(root + place) % size for place in range(1, size)]
     blocks = tensor.tensor_split(max(1, len(peers)))
-    if me > 0:  # a ring begins with the block after the own place
+    if me > 0:  # a ring begins with the block after this rank's place
         comm.recv(blocks[me % len(peers)], root, tag=0)
         ring_allgather(comm, blocks, peers)
         return
@@ -208,9 +209,9 @@ def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int = 0) -> None:
     """Sum `tensor` over all ranks, in place on `root`, as Spark does; the others hold partial sums.
 
-    Partial sum i of P goes to number ``i % (P // scale)``, level after level, while that is quicker than
-    sending all P to the root.  Every rank but the root sends one message, at any depth; what the depth
-    changes is how many messages one rank receives.
+    Partial sum i of P goes to number ``i % (P // scale)``, level by level, while this is quicker than sending
+    all P to the root.  Every rank but the root sends one message at any depth.  The depth changes only the
+    number of messages that one rank receives.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def levels(size: int, depth: int) -> list[tuple[int, int]]:
 
 
 def _counted_from(root: int, comm: Comm) -> int:
-    """This rank's number where `root` is number 0."""
+    """Return this rank's number, counted from `root` as number 0."""
     if not 0 <= root < comm.size:
         raise ValueError(f"root: got {root}, allowed is a rank from 0 to {comm.size - 1}")
     return (comm.rank - root) % comm.size

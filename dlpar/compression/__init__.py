@@ -1,4 +1,4 @@
-"""Fewer bytes for a gradient: codecs, the memory that makes up for what they lose, and exchanges that use both."""
+"""Gradient compression: codecs, error feedback for their losses, and exchanges that use both."""
 
 from __future__ import annotations
 

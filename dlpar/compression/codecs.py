@@ -1,6 +1,6 @@
-"""Codecs: a flat float tensor as fewer bytes, of a size known in advance, and back.
+"""Codecs that turn a flat float tensor into fewer bytes, of a size known in advance, and back.
 
-A codec forgets at once; what it lost is kept by :class:`~dlpar.compression.codecs.ErrorFeedback`.
+A codec has no memory; :class:`~dlpar.compression.codecs.ErrorFeedback` keeps its errors.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dlpar.config import parts
 
 
 class Codec(ABC):
-    """A codec: the calls that all of them have."""
+    """Calls that all codecs have."""
 
     @abstractmethod
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """Bytes on the wire of a tensor of shape (n,)."""
+        """Return the bytes on the wire for a tensor of shape (n,)."""
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> Tensor:
-        """The wire of a float tensor of shape (n,): uint8, shape (``nbytes(n, dtype)``,)."""
+        """Encode a float tensor of shape (n,) as a wire: uint8, shape (``nbytes(n, dtype)``,)."""
 
     def decode(self, wire: Tensor, into: Tensor) -> Tensor:
-        """Write what a wire says to `into`, shape (n,), of the dtype that was encoded; gives `into`.
+        """Decode a wire into `into`, of shape (n,) and the encoded tensor's dtype, and return `into`.
 
         Raises
         ------
         ValueError
-            If the wire is not one of n elements of that dtype.
+            If the wire does not hold n elements of this dtype.
         """
         expected = self.nbytes(len(into), into.dtype)
         if len(wire) != expected:
@@ -48,14 +48,14 @@ class Codec(ABC):
 
 
 class OneBit(Codec):
-    """The sign of each value, and two numbers: the mean of those not below 0, and the mean of the others.
+    """One bit per value, its sign, and two means: of the negative values and of the others.
 
-    So the values of a tensor keep their mean.  A wire holds the two means in the
+    So decoding keeps the mean of the values.  A wire holds the two means in the
     tensor's own dtype, then 8 signs a byte: ``2 itemsize + ceil(n / 8)`` bytes.
-    Needs a memory: alone it does not converge.
+    It needs error feedback: without it, training does not converge.
 
     Source: Seide, Fu, Droppo, Li and Yu, "1-Bit Stochastic Gradient Descent"
-    (Interspeech 2014), section 3; there by column of a matrix, here by tensor.
+    (Interspeech 2014), section 3; the source has means by matrix column, this class by tensor.
     """
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
@@ -75,14 +75,14 @@ class OneBit(Codec):
 
     def _decode(self, wire: Tensor, into: Tensor) -> None:
         head = 2 * into.element_size()
-        # A copy, because it may begin at any byte of a larger buffer.
+        # A copy, because the wire may begin at any byte of a larger buffer.
         high, low = wire[:head].clone().view(into.dtype)
         positive = (wire[head:, None] >> _places(wire)).view(-1)[: len(into)] & 1
         into.copy_(torch.where(positive.bool(), high, low))
 
 
 class TopK(Codec):
-    """The values of largest magnitude and where they stand; the others are 0.
+    """Values of largest magnitude and their indices; all other values become 0.
 
     A wire holds k values in the tensor's own dtype, then k indices of 4 bytes,
     ``k = max(1, ceil(keep n))``.
@@ -94,12 +94,12 @@ class TopK(Codec):
     Parameters
     ----------
     keep : float
-        Share of the values that is sent, above 0 and at most 1.
+        Share of the values sent, above 0 and at most 1.
 
     Raises
     ------
     ValueError
-        If `keep` is outside that.
+        If `keep` is outside this range.
     """
 
     def __init__(self, keep: float = 0.01) -> None:
@@ -108,7 +108,7 @@ class TopK(Codec):
         self.keep = keep
 
     def count(self, n: int) -> int:
-        """k: how many of n values are sent."""
+        """Return k: the number of values sent out of n."""
         return min(n, max(1, math.ceil(self.keep * n)))
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
@@ -126,10 +126,10 @@ class TopK(Codec):
 
 
 class Half(Codec):
-    """Every value in 16 bits: 2 n bytes.
+    """Values in 16 bits each: 2 n bytes.
 
-    Values beyond what the format holds are sent as the largest it holds; with a
-    memory the rest follows in later steps.
+    Values beyond the format's range are sent as its largest value.  With error feedback the rest follows in
+    later steps.
 
     Parameters
     ----------
@@ -158,11 +158,11 @@ CODECS: dict[str, Callable[[float], Codec]] = {
     "fp16": lambda keep: Half(torch.float16),
     "bf16": lambda keep: Half(torch.bfloat16),
 }
-"""Makers of the codecs, by name; each takes the share of the values to keep, which ``topk`` needs."""
+"""Functions that make the codecs, by name; each takes the share of values to keep, for ``topk``."""
 
 
 def register(name: str, make: Callable[[float], Codec]) -> None:
-    """Let experiments name a codec of your own; ``make(keep)`` makes it."""
+    """Add a codec of your own, made by ``make(keep)``, to those experiments can name."""
     CODECS[name] = make
     parts.CODECS.append(name)
 
@@ -180,7 +180,7 @@ def codec(name: str, keep: float = 0.01) -> Codec:
     Raises
     ------
     ValueError
-        If the name is none of these, or `keep` is not above 0 and at most 1.
+        If the name is unknown, or `keep` is not above 0 and at most 1.
     """
     if name not in CODECS:
         raise ValueError(f"codec: got {name!r}, allowed is one of {', '.join(CODECS)}")
@@ -188,27 +188,27 @@ def codec(name: str, keep: float = 0.01) -> Codec:
 
 
 def codec_of(compression: parts.Compression) -> Codec | None:
-    """Make the codec an experiment names; None if it compresses nothing."""
+    """Make an experiment's codec, or None without compression."""
     return None if compression.codec == "none" else codec(compression.codec, compression.keep)
 
 
 def _places(like: Tensor) -> Tensor:
-    """The eight places of a bit in a byte."""
+    """Return the eight places of a bit in a byte."""
     return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 class ErrorFeedback:
-    """A codec with a memory, for one place in a program that sends a tensor of one length again and again.
+    """A codec with a memory of its errors, for one place that repeatedly sends tensors of one length.
 
     Parameters
     ----------
     codec : Codec
-        What encodes.
+        Encodes and decodes.
 
     Attributes
     ----------
     residual : Tensor or None, shape (n,)
-        What was meant and not yet delivered; None before the first call.
+        Sum not yet delivered; None before the first call.
     """
 
     kept = ("residual",)
@@ -217,7 +217,7 @@ class ErrorFeedback:
         self.codec, self.residual = codec, residual
 
     def encode(self, tensor: Tensor) -> Tensor:
-        """The wire of `tensor`, shape (n,), plus what earlier wires left out.
+        """Encode `tensor`, shape (n,), plus the residual of earlier wires.
 
         ``decode(wire) + residual`` afterwards is ``tensor + residual`` before, to rounding.
 

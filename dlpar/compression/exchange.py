@@ -1,7 +1,7 @@
-"""Exchanges of compressed gradients: an all-reduce by owners of slices, and a communicator that compresses.
+"""Exchanges of compressed gradients: an all-reduce through slice owners, and a compressing communicator.
 
-Sums of codes are no codes, so partial sums cannot travel as codes without a loss at every
-hop.  In the all-reduce a value is encoded twice at most, and both errors are fed back.
+A sum of codes is not a code, so partial sums sent as codes lose information at every hop.  The all-reduce
+encodes a value at most twice, and feeds both errors back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = tuple[int, int, int]
 
 
 class Memories:
-    """Error feedbacks of one codec, each made when a tensor is sent for the first time under its key."""
+    """Error feedbacks of one codec, each made at the first use of its key."""
 
     kept = ("residuals",)
 
@@ -33,7 +33,7 @@ class Memories:
 
     @property
     def residuals(self) -> dict[Key, Tensor | None]:
-        """What is not yet delivered, by key."""
+        """Residuals not yet delivered, by key."""
         return {key: memory.residual for key, memory in self._of.items()}
 
     @residuals.setter
@@ -42,15 +42,15 @@ class Memories:
 
 
 class CompressedAllreduce:
-    """A collective that sums what the ranks' codecs and memories deliver.
+    """An all-reduce of compressed tensors, with error feedback.
 
-    Each rank owns one of N slices.  It sends every owner the code of its slice; the owner decodes
-    and adds the codes, encodes the sum, and sends that code to all.  A sender remembers the error of
-    each slice, an owner the error of its sums.  All ranks decode the same bytes, so replicas stay
+    Each rank owns one of N slices.  It sends each slice as a code to its owner.  The owner decodes and adds
+    the codes, encodes the sum, and sends this code to all.  A sender remembers the error of each slice, and
+    an owner the error of its sums.  All ranks decode the same bytes, so replicas stay
     equal to the last bit.
 
-    Each rank sends 2 (N-1) messages, all ranks together ``2 (N-1) sum(codec.nbytes(slice))`` bytes
-    (:func:`dlpar.theory.counts.coded_bytes`): the bytes of a ring all-reduce, as much smaller as a code is.
+    Each rank sends 2 (N-1) messages.  All ranks together send ``2 (N-1) sum(codec.nbytes(slice))`` bytes
+    (:func:`dlpar.theory.counts.coded_bytes`): a ring all-reduce's bytes, reduced by the codec's ratio.
 
     Source: Seide, Fu, Droppo, Li and Yu, "1-Bit Stochastic Gradient Descent" (Interspeech 2014),
     section 3.3: quantise, exchange, add, quantise the sum, distribute.
@@ -72,9 +72,9 @@ class CompressedAllreduce:
         self.codec, self.memories = codec, Memories(codec)
 
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
-        """Replace `bucket`, shape (n,), by the sum over ranks of what is delivered of it.
+        """Replace `bucket`, shape (n,), by the sum of the ranks' buckets as delivered.
 
-        A bucket is known again by its place in the gradient and its length.
+        A bucket's place in the gradient and its length identify its memory.
         """
         codec, rank, size, n = self.codec, comm.rank, comm.size, len(bucket)
         slices = bucket.tensor_split(size)  # rank r owns slice r + 1, as in a ring
@@ -88,9 +88,9 @@ class CompressedAllreduce:
             if len(slices[number]):  # there may be fewer values than ranks
                 wires[number].copy_(feedback.encode(slices[number]))
 
-        # 1. Encode a slice for each owner.  FLOPs, roughly: add the residual, encode, decode, subtract.
+        # 1. Encode a slice for each owner.  Approximate FLOPs: add the residual, encode, decode, subtract.
         comm.compute(lambda: [encode(number, number) for number in range(size)], cost=4 * n)
-        # 2. Add what all ranks have of the own slice, while the other slices go to their owners.
+        # 2. Add all ranks' copies of this rank's slice, while the other slices go to their owners.
         comm.compute(lambda: codec.decode(wire, total), cost=len(total))
         for step in range(1, size):
             owner = (rank + step) % size
@@ -103,21 +103,21 @@ class CompressedAllreduce:
 
 
 class LossyComm:
-    """`comm`, but float tensors travel as a codec's bytes, with error feedback where they are sent.
+    """A communicator whose float tensors travel as a codec's bytes, with error feedback at the sender.
 
-    Every other call, and every tensor that is not of floats, is the inner communicator's.  A sender has one
-    memory for each (destination, tag, length); send a tensor of one meaning under each.  Each hop of an
+    The inner communicator handles all other calls and tensors.  A sender has one memory for each
+    (destination, tag, length).  Send tensors of one meaning only under each.  Each hop of an
     all-reduce compresses its partial sum again, so ranks may end with different sums.  Use it where one
     rank's result counts, as in a tree-aggregate.
 
     Parameters
     ----------
     comm : Comm
-        What carries the bytes.
+        Carries the bytes.
     codec : Codec
         Encodes and decodes on every rank.
     exact : int
-        That many last elements of a tensor travel as they are: counts, a loss.
+        Number of last elements of a tensor that are not encoded: counts, a loss.
     """
 
     kept = ("memories",)
@@ -154,7 +154,7 @@ class LossyComm:
         return LossyComm(self.inner.split(color, key), self.codec, self.exact)
 
     def _around(self, comm: Comm) -> LossyComm:
-        """Another carrier between the same ranks, with the same memories."""
+        """Wrap another carrier between the same ranks, with the same memories."""
         other = LossyComm(comm, self.codec, self.exact)
         other.memories = self.memories
         return other
@@ -164,7 +164,7 @@ class LossyComm:
         return max(0, tensor.numel() - self.exact) if tensor.is_floating_point() else 0
 
     def _room(self, tensor: Tensor) -> Tensor:
-        """A buffer for a tensor's bytes on the wire; the tensor itself where nothing is encoded."""
+        """Return a buffer for a tensor's wire, or the tensor itself if nothing is encoded."""
         lossy = self._lossy(tensor)
         if not lossy:
             return tensor
@@ -203,7 +203,7 @@ class LossyComm:
 
 
 class _Receiving:
-    """A receive under way, decoded once it is complete."""
+    """A receive under way, decoded when complete."""
 
     def __init__(self, comm: LossyComm, wire: Tensor, into: Tensor, request: Request) -> None:
         self._comm, self._wire, self._into, self._request = comm, wire, into, request

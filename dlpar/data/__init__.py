@@ -1,4 +1,4 @@
-"""The data sets: tensors ready to train on, split and scaled, the same on every rank."""
+"""Data sets: tensors ready for training, split and scaled, the same on every rank."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["BadData", "Dataset", "Task", "load", "split"]
 Task = Literal["classification", "regression", "characters"]
 
 HELD_OUT = 0.2
-"""Share of the samples kept for testing where the source has no test set of its own."""
+"""Share of the samples kept for testing, if the source has no test set."""
 
 SCALED_BY = 10_000
-"""Images at most from which the scale of pixels follows: as good as all of them, and bounded in memory."""
+"""Maximal number of images that determine the scale of pixels: as good as all images, with bounded memory."""
 
 TRAIN_CHARACTERS = 2**20
 TEST_CHARACTERS = 2**14
-"""Characters of docstrings used at most: they bound memory (8 bytes each) and a test's time."""
+"""Maximal number of characters used, which bounds memory (8 bytes each) and the time of a test."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples, loaded on the CPU: `x` of the dtype asked for (characters: int64), `y` as the task wants it.
+    """Samples on the CPU: `x` of the requested dtype (characters: int64), and `y` in the task's form.
 
     Classification: labels, int64, (n,).  Regression: targets, (n, 1).  Characters: the
     characters that follow each of `x`, int64, (n, context), as positions in
@@ -51,7 +51,7 @@ class Dataset:
     test_x: Tensor
     test_y: Tensor
     classes: int
-    """Outputs of a model: labels, characters of the alphabet, or 1 for regression."""
+    """Number of a model's outputs: labels, characters of the alphabet, or 1 for regression."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,12 +59,12 @@ class Dataset:
         return tuple(self.train_x.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same samples on another device; those already there are not copied."""
+        """Return the same samples on another device, without copying tensors that are already there."""
         moved = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
         return replace(self, **moved)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the training samples at `indices`, (n,), which may lie on another device."""
+        """Return inputs and targets of the training samples at `indices`, (n,), which may be on another device."""
         if self.train_y.is_cuda:  # a copy from pinned memory does not block
             indices = indices.pin_memory()
         indices = indices.to(self.train_y.device, non_blocking=True)
@@ -72,15 +72,15 @@ class Dataset:
 
 
 def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str = "mlp") -> Dataset:
-    """Read a data set as `model` wants to see it.
+    """Load a data set in the form that `model` needs.
 
     Parameters
     ----------
     data : Data
-        ``experiment.data``: which one, and where its files lie.
+        ``experiment.data``: the data set's name and the folder of its files.
     seed : int
-        Fixes which samples are held out.  Sets with a test set of their own (mnist,
-        cifar10) keep it; of others 20 % are held out, of every label alike.
+        Determines the held-out samples.  Sets with their own test set (mnist, cifar10) keep it.  Others hold
+        out 20 % of each label.
     dtype : torch.dtype
         Type of inputs and of regression targets.
     model : str
@@ -95,7 +95,7 @@ def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str =
     Raises
     ------
     BadData
-        If a file is missing or corrupt, or there are too few samples to hold any out.
+        If a file is missing or corrupt, or the set is too small to hold out samples.
     """
     if data.name == "diabetes":
         return _diabetes(seed, dtype)
@@ -107,19 +107,20 @@ def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str =
 
 
 def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of training and of held-out samples, both in random order.
+    """Return the indices of training and held-out samples, both in random order.
 
     Parameters
     ----------
     labels : numpy.ndarray
-        From 0, one a sample, (n,); `HELD_OUT` of each label are held out, rounded.  All equal: no strata.
+        Label of each sample, from 0, (n,).  The share `HELD_OUT` of each label is held out, rounded.  Equal
+        labels mean no strata.
     seed : int
         Equal seeds give equal splits.
 
     Returns
     -------
     (numpy.ndarray, numpy.ndarray)
-        int64; together every sample once.
+        int64.  Together they contain every sample once.
 
     Raises
     ------
@@ -139,7 +140,7 @@ def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _from_sklearn(name: str) -> Arrays:
-    """A set that comes with scikit-learn; kept, as importing scikit-learn takes as long as torch."""
+    """Load a data set of scikit-learn from the cache, because importing scikit-learn takes as long as torch."""
     from importlib.metadata import version
 
     def make() -> Arrays:
@@ -166,10 +167,11 @@ def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
 
 
 def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and divisor of each channel, (channels, 1, 1).
+    """Return the mean and divisor of each channel, (channels, 1, 1).
 
     Division by the standard deviation would give a sample a squared length equal to its number of pixels.
-    Longer inputs need a lower learning rate for stable SGD. So it is capped at 256: 0.1 suits all three sets.
+    Longer inputs need a lower learning rate for stable SGD. So the squared length is capped at 256, where 0.1
+    suits all three sets.
     """
     values = pixels.astype(np.float32)
     mean = values.mean(axis=(0, 2, 3), dtype=np.float64)
@@ -180,7 +182,7 @@ def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
-    """Progression of diabetes after a year from ten measurements (Efron et al. 2004)."""
+    """Load the progression of diabetes after a year, from ten measurements (Efron et al. 2004)."""
     kept = _from_sklearn("diabetes")
     train, test = split(np.zeros(len(kept["y"]), dtype=np.int64), seed)
 
@@ -192,7 +194,7 @@ def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
 
 
 def _words(seed: int, dtype: torch.dtype) -> Dataset:
-    """Load the words of docstrings; the label is the package that each documents."""
+    """Load the word counts of docstrings; a docstring's label is its package."""
     words = docstrings.words()
     train, test = split(words.labels, seed)
     x = torch.from_numpy(words.tf_idf(train)).to(dtype)
@@ -201,9 +203,9 @@ def _words(seed: int, dtype: torch.dtype) -> Dataset:
 
 
 def _characters(context: int, seed: int) -> Dataset:
-    """Windows of `context` characters side by side, cut from whole docstrings in random order.
+    """Load adjacent windows of `context` characters, cut from whole docstrings in random order.
 
-    Docstrings, not windows, are held out: neighbouring windows share words and sentences.
+    Whole docstrings are held out, because neighbouring windows share words and sentences.
     """
     texts = docstrings.characters()
     train, test = split(np.zeros(len(texts), dtype=np.int64), seed)
@@ -211,7 +213,7 @@ def _characters(context: int, seed: int) -> Dataset:
     for part, limit in ((train, TRAIN_CHARACTERS), (test, TEST_CHARACTERS)):
         stream = torch.from_numpy(np.concatenate([texts[i] for i in part])[: limit + 1].astype(np.int64))
         windows = (len(stream) - 1) // context
-        # Both are views of the stream, one character apart: no second copy.
+        # Both are views of one stream, one character apart, without a second copy.
         views += [stream[shift : shift + windows * context].view(windows, context) for shift in (0, 1)]
     return Dataset("docstrings", "characters", *views, classes=len(docstrings.ALPHABET))
 

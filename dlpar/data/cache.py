@@ -1,4 +1,4 @@
-"""Arrays that take seconds to make and milliseconds to read back."""
+"""Cache of arrays that take seconds to make and milliseconds to read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 WAIT = 60.0
-"""Seconds a process waits while another makes the same arrays; then it makes its own."""
+"""Seconds that a process waits for another to make the same arrays, before it makes its own."""
 
 
 def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays of `make`, kept in the user's cache folder under `key`.
+    """Return the arrays of `make`, cached in the user's folder under `key`.
 
-    Ranks of one job ask at the same time: one makes them, the others wait for it.
-    A damaged file is made anew, and where the folder cannot be written the arrays
-    are made without keeping them.
+    If ranks of a job ask at the same time, one makes the arrays and the others wait. A damaged file is
+    replaced.  If the folder cannot be written, the arrays are not cached.
 
     Parameters
     ----------
     key : str
-        File name without its ending; must change whenever the arrays would.
+        File name without its ending, which must change whenever the arrays change.
     make : callable
-        Returns named arrays, none of Python objects.
+        Returns named arrays without Python objects.
 
     Returns
     -------
     dict of str to numpy.ndarray
-        What `make` returned.
+        The arrays that `make` returned.
     """
     import platformdirs
 
@@ -60,12 +59,12 @@ def _read(path: Path) -> Arrays | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception:  # a damaged zip raises many kinds of errors; after each the arrays are made again
+    except Exception:  # a damaged zip raises many kinds of errors; each time the arrays are made again
         return None
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write all or nothing: a reader sees the complete file or none."""
+    """Write arrays atomically: a reader sees the complete file or none."""
     part = path.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as file:
         np.savez(file, **arrays)

@@ -1,4 +1,4 @@
-"""Readers of the files MNIST and CIFAR-10 are published as.
+"""Readers of the published files of MNIST and CIFAR-10.
 
 MNIST: the IDX format (Y. LeCun, C. Cortes and C. Burges, "The MNIST database of
 handwritten digits"), as it is or gzipped.  CIFAR-10: pickles of Python (A. Krizhevsky,
@@ -23,7 +23,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def mnist(folder: Path) -> list[Images]:
-    """The images of an MNIST folder, also of Fashion-MNIST or any other of its form.
+    """Read the images of MNIST, Fashion-MNIST or another data set of the same form.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def mnist(folder: Path) -> list[Images]:
     Returns
     -------
     list of Images
-        Training and test images; one entry where only one of the two is there.
+        Training and test images; one entry if the folder has only one of the two.
 
     Raises
     ------
@@ -76,10 +76,11 @@ def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
 
 
 def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
-    """Unsigned bytes: two zeros, type 8, the number of dimensions, each as big-endian int32, then data."""
+    """Read unsigned bytes: two zeros, type 8, the number of dimensions, each dimension as big-endian int32,
+    then data."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            # A bytearray, because an array of bytes could not be written to.
+            # A bytearray, because an array made from bytes is read-only.
             content = np.frombuffer(bytearray(file.read()), np.uint8)
     except (OSError, EOFError, zlib.error) as error:
         raise BadData(f"{path} cannot be read: {error}") from None
@@ -103,13 +104,13 @@ def _check_length(path: Path, part: np.ndarray, expected: int) -> None:
 
 
 def cifar10(folder: Path) -> list[Images]:
-    """The images of CIFAR-10 for Python.
+    """Read the images of CIFAR-10's Python version.
 
     Parameters
     ----------
     folder : Path
-        Holds ``data_batch_1`` to ``data_batch_5`` and ``test_batch``, or the folder
-        ``cifar-10-batches-py`` with them.
+        Holds ``data_batch_1`` to ``data_batch_5`` and ``test_batch``, or the folder ``cifar-10-batches-py``
+        with these files.
 
     Returns
     -------
@@ -119,7 +120,7 @@ def cifar10(folder: Path) -> list[Images]:
     Raises
     ------
     BadData
-        For a missing, truncated or corrupt file, or a pickle that asks for more than arrays.
+        For a missing, truncated or corrupt file, or a pickle with more than arrays.
     """
     inner = folder / "cifar-10-batches-py"
     folder = inner if inner.is_dir() else folder

@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 
 EPOCHS, SAMPLES = 8, 2**14
-"""Epochs whose orders are drawn together, at most, and of how many samples: alone, between short steps, each takes
-more than twice as long."""
+"""Maximal numbers of epochs, and of their samples, whose orders are drawn together.  Alone, between short
+steps, each takes more than twice as long."""
 
 
 class Sampler:
     """Deals the samples of each global batch to the workers.
 
-    ``iid``: all workers read one endless stream, epoch after epoch in a new random order.  Step t takes its
+    ``iid``: all workers read one endless stream, with a new random order in each epoch.  Step t takes its
     next global batch, and a worker takes a contiguous slice.  So the union over workers does not depend on
     their number.  ``by_label`` and ``uneven``: each worker owns a shard of the samples and reads its own
     stream of them.  Shards of ``by_label`` are equal cuts through the samples sorted by label.  Shards of
     ``uneven``, and their slices of a batch, are proportional to 1, 2, ..., N.
 
     Under map-reduce with a fraction below 1, a hash of seed, step and sample number decides whether the batch
-    keeps a sample. So the number of workers does not matter here either.
+    keeps a sample. So this choice does not depend on the number of workers either.
 
     Parameters
     ----------
     experiment : Experiment
         Gives seed, batch, scaling, workers, shards and, under map-reduce, the fraction.
     labels : Tensor or None
-        Label of each training sample, shape (size,); only ``by_label`` reads them.
+        Label of each training sample, shape (size,), used by ``by_label`` only.
     size : int
         Number of training samples.
 
     Raises
     ------
     BadExperiment
-        If the samples cannot be dealt: fewer than workers, or ``by_label`` without labels.
+        If there are fewer samples than workers, or no labels for ``by_label``.
     """
 
     def __init__(self, experiment: Experiment, labels: Tensor | None, size: int) -> None:
         e, workers = experiment, experiment.workers
-        # An iid worker needs no sample of its own: a batch may be bigger than the data set.
+        # An iid worker needs no sample of its own, so a batch may be bigger than the data set.
         needed = 1 if e.shards == "iid" else workers
         if size < needed:
             raise BadExperiment(
@@ -74,11 +74,11 @@ class Sampler:
             self._streams = [_Stream(own, e.seed, "shard", worker) for worker, own in enumerate(members)]
 
     def count(self, worker: int) -> int:
-        """Samples `worker` (0-based) takes of every step; a fraction below 1 keeps some of them."""
+        """Return the number of `worker`'s samples (0-based) in each step, before a fraction below 1 reduces it."""
         return self._counts[worker]
 
     def indices(self, step: int, worker: int) -> Tensor:
-        """Training samples of one worker at one step.
+        """Return the training samples of one worker at one step.
 
         Parameters
         ----------
@@ -90,8 +90,8 @@ class Sampler:
         Returns
         -------
         Tensor
-            int64, shape ``(count(worker),)``, indices into the training samples;
-            with a fraction below 1 fewer, at times none.
+            int64, shape ``(count(worker),)``, indices into the training samples.  A fraction below 1 gives
+            fewer, sometimes none.
         """
         count = self._counts[worker]
         if self.shards == "iid":
@@ -104,7 +104,7 @@ class Sampler:
 
 
 class _Stream:
-    """`members`, endlessly: every epoch holds each once, in an order drawn by the key and the epoch."""
+    """An endless stream: each epoch holds each of `members` once, in an order drawn by key and epoch."""
 
     def __init__(self, members: np.ndarray, seed: int, purpose: str, *key: int) -> None:
         self.members = members
@@ -119,7 +119,7 @@ class _Stream:
         return np.concatenate([generator(*self._key, epoch).permutation(self.members) for epoch in epochs])
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Positions ``start`` to ``start + count`` of the stream; not to be written to."""
+        """Return positions ``start`` to ``start + count`` of the stream, read-only."""
         pieces = []
         while count:
             stretch, offset = divmod(start, self._long)
@@ -130,10 +130,10 @@ class _Stream:
 
 
 def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
-    """A fixed number from 0 to below 1 for each of `numbers`, another for every key, as if drawn at random.
+    """Return a pseudo-random number from 0 to below 1 for each of `numbers`, fixed by the key.
 
     It takes two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the first over
-    the key alone. Nearby keys and numbers share nothing.
+    the key alone. Results for nearby keys and numbers are unrelated.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit numbers in which every bit of one depends on every bit of the other."""
+    """Map 64-bit numbers one to one, so that each output bit depends on every input bit."""
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -159,7 +159,7 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 
 
 def _cut(e: Experiment, labels: Tensor | None, size: int) -> list[np.ndarray]:
-    """Each worker's own samples; together all of them, none twice."""
+    """Cut the samples into one shard per worker, with each sample in exactly one shard."""
     if e.shards == "by_label":
         order = np.argsort(labels.numpy(force=True), kind="stable")
         return np.array_split(order, e.workers)
@@ -168,10 +168,10 @@ def _cut(e: Experiment, labels: Tensor | None, size: int) -> list[np.ndarray]:
 
 
 def proportional(total: int, parts: int) -> list[int]:
-    """`total` cut in whole numbers that are nearly proportional to 1, 2, ..., `parts`.
+    """Cut `total` into whole numbers that are nearly proportional to 1, 2, ..., `parts`.
 
-    Every part is at least 1, so `total` must not be below `parts`; otherwise a part
-    is off its exact share by less than 1.
+    Every part is at least 1, so `total` must not be below `parts`.  Otherwise a part differs from its exact
+    share by less than 1.
 
     >>> proportional(100, 4)
     [10, 20, 30, 40]

@@ -1,7 +1,7 @@
-"""English text at hand on every machine: the docstrings of Python's own standard library.
+"""English text available on every machine: the docstrings of Python's standard library.
 
-Two views of it: a stream of characters for a language model, and word counts of
-each docstring, labelled with the package it documents.
+The text has two views.  A language model gets a stream of characters.  A classifier gets the word counts of
+each docstring, labelled with its package.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from dlpar.config.schema import BadData
 from dlpar.data.cache import Arrays, cached
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""The 96 characters there are; any other is written as ``?``."""
+"""The 96 known characters; any other becomes ``?``."""
 
 PACKAGES = 10
-"""Labels of the word view: the packages with most docstrings."""
+"""Number of labels in the word view: the packages with the most docstrings."""
 
 WORDS = 1000
-"""Words counted: the most frequent ones."""
+"""Number of words counted: the most frequent ones."""
 
 LENGTH = 8.0
-"""Length of a weighed row of words: softmax regression learns quickly, and stably, at a rate of 0.1."""
+"""Length of a weighted row of words, for quick and stable softmax regression at a rate of 0.1."""
 
 LEFT_OUT = {
     "test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data",
     "site-packages", "dist-packages", "__pycache__",
 }  # fmt: skip
-"""Folders of the standard library that are tests, applications, generated or not part of it."""
+"""Skipped folders of the standard library: tests, applications, generated or foreign code."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Words:
     Attributes
     ----------
     counts : numpy.ndarray, uint16, shape (docstrings, words)
-        How often each word stands in each docstring.
+        Number of times that each word occurs in each docstring.
     labels : numpy.ndarray, int64, shape (docstrings,)
-        The package each docstring documents.
+        The package of each docstring.
     words, packages : list of str
         Names of the columns, and of the labels.
     """
@@ -59,18 +59,18 @@ class Words:
     packages: list[str]
 
     def tf_idf(self, train: np.ndarray) -> np.ndarray:
-        """Weigh the counts: rare words count more, and every docstring has length `LENGTH`.
+        """Weight the counts: rare words count more, and every docstring gets length `LENGTH`.
 
         Parameters
         ----------
         train : numpy.ndarray
-            Rows by which a word's rarity is judged, int64.
+            Rows that determine the rarity of words, int64.
 
         Returns
         -------
         numpy.ndarray
-            float64, (docstrings, words): log(1 + count) times log(docstrings / docstrings with the
-            word), each row scaled.
+            float64, (docstrings, words): log(1 + count) times log(docstrings / docstrings with the word),
+            then each row scaled.
         """
         holders = (self.counts[train] > 0).sum(axis=0)
         rarity = np.log(len(train) / np.maximum(holders, 1))
@@ -79,26 +79,26 @@ class Words:
 
 
 def characters() -> list[np.ndarray]:
-    """Every docstring as uint8 positions in `ALPHABET`, in the order of the source files."""
+    """Return every docstring as uint8 positions in `ALPHABET`, in the order of the source files."""
     corpus = _corpus()
     return np.split(corpus["codes"], corpus["starts"][1:-1])
 
 
 def words() -> Words:
-    """Word counts of the docstrings of the `PACKAGES` packages that have most of them."""
+    """Return the word counts of docstrings in the `PACKAGES` packages with the most docstrings."""
     corpus = _corpus()
     return Words(corpus["counts"], corpus["labels"], corpus["words"].tolist(), corpus["packages"].tolist())
 
 
 def encode(text: str) -> np.ndarray:
-    """`text` as uint8 positions in `ALPHABET`, one a character."""
+    """Return `text` as uint8 positions in `ALPHABET`, one per character."""
     table = np.full(128, ALPHABET.index("?"), dtype=np.uint8)
     table[[ord(character) for character in ALPHABET]] = range(len(ALPHABET))
     return table[np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)]
 
 
 def decode(codes: np.ndarray) -> str:
-    """The text that :func:`encode` turned into `codes` (any integers, of any shape; a tensor too)."""
+    """Return the text that :func:`encode` turned into `codes` (integers of any type and shape, also a tensor)."""
     return np.frombuffer(ALPHABET.encode(), dtype=np.uint8)[np.asarray(codes)].tobytes().decode()
 
 
@@ -109,23 +109,22 @@ def _corpus() -> Arrays:
 
 
 def read(source: Path) -> list[tuple[str, str]]:
-    """All docstrings under a folder of Python sources, each text once.
+    """Return all docstrings under a folder of Python sources, each text once.
 
     Parameters
     ----------
     source : Path
-        Folder such as the standard library's.
+        Folder of sources, such as the standard library's.
 
     Returns
     -------
     list of (str, str)
-        Top-level package or module, and the docstring; in the order of the files' paths,
-        which does not depend on the file system.
+        Top-level package or module, and the docstring, in the order of the files' paths, on any file system.
 
     Raises
     ------
     BadData
-        If no docstring is there: some Pythons are installed without their sources.
+        If there is no docstring, because some Pythons are installed without sources.
     """
     found: dict[str, str] = {}
     for path in sorted(source.rglob("*.py"), key=lambda path: path.relative_to(source).parts):
@@ -152,8 +151,8 @@ def _of_file(path: Path) -> list[str]:
 
 
 def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
-    """Make the arrays that are kept: characters and word counts, both without Python objects."""
-    # Imported here, because it is slow and needed once a machine.
+    """Make the cached arrays: characters and word counts, both without Python objects."""
+    # Imported here, because it is slow and needed once per machine.
     from sklearn.feature_extraction.text import CountVectorizer
 
     codes = [encode(text + "\n\n") for _, text in docstrings]
