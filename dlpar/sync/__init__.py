@@ -1,4 +1,4 @@
-"""Schemes by which replicas agree: one class each, all with the same few calls (:class:`Scheme`)."""
+"""Schemes that keep replicas in agreement: one class each, with the calls of :class:`Scheme`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Scheme", "scheme"]
 
 
 def scheme(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """Make the scheme an experiment names, ready on this worker."""
+    """Make the experiment's scheme, ready on this worker."""
     if experiment.averaging.method != "none":
         from dlpar.sync.averaging import Averaging
 

@@ -1,7 +1,7 @@
-"""Averaging models instead of gradients: workers take steps of their own and meet every `period` of them.
+"""Averaging of models instead of gradients: workers take local steps and meet every `period` steps.
 
-The scheme inside gets a worker's movement since the last meeting, divided by the number of workers, as if it
-were a gradient.  Its optimizer applies the sum with learning rate 1.  So any scheme can average models:
+The inner scheme gets a worker's change since the last meeting, divided by the number of workers, as a
+gradient.  Its optimizer applies the sum with learning rate 1.  So any scheme can average models:
 
     local            start - mean of what the workers moved: McMahan et al. (AISTATS 2017); Stich (ICLR 2019)
     block_momentum   the same with momentum: Chen and Huo (ICASSP 2016), block learning rate 1
@@ -23,9 +23,8 @@ from dlpar.sync.sketch import Sketch
 
 
 def outer(experiment: Experiment) -> Experiment:
-    """Return the experiment of the scheme inside: a step a block, on differences of models; servers run it, too.
-
-    An experiment without averaging comes back as it is.
+    """Return the inner scheme's experiment, also for servers: one step per block, on differences of models.
+    An experiment without averaging is returned unchanged.
     """
     averaging = experiment.averaging
     rule: dict[str, Any] = {"optimizer": "sgd", "lr": 1.0}
@@ -43,20 +42,19 @@ def outer(experiment: Experiment) -> Experiment:
 class Averaging(Scheme):
     """Local steps with the experiment's own optimizer, then an exchange through another scheme.
 
-    With `elastic`, a worker goes on from its own weights, drawn towards the centre;
-    with the others from what the exchange gave.  At the end every worker holds the
-    centre, or the average.
+    With `elastic`, a worker continues from its own weights, drawn towards the centre. With the others it
+    continues from the exchange's result.  At the end every worker holds the centre, or the average.
     """
 
     kept = ("inner", "optimizer", "agreed", "own")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.inner = sync.exchange(outer(experiment), comm, replica)
-        # After the inner scheme, which may have moved the weights.
+        # After the inner scheme, which may have changed the weights.
         super().__init__(experiment, comm, replica)
         self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"
         self.pull = experiment.averaging.elasticity / experiment.workers if self.elastic else 0.0
-        # The weights that all agreed on last: the start of the block, or the centre.
+        # The last weights that all agreed on: the start of the block, or the centre.
         self.agreed, self.own = replica.weights.clone(), replica.weights.clone()
         self.sketch = Sketch(replica.weights, experiment.seed)
         self.ends_block = False
@@ -89,14 +87,14 @@ class Averaging(Scheme):
             self._step()
 
     def _step(self) -> None:
-        """A step of this worker's own: the global gradient as it is seen from here."""
+        """Do a local step with this worker's own estimate of the global gradient."""
         gradient, workers = self.replica.gradient, self.experiment.workers
-        # No worker knows the size of a sampled batch alone, so its expected size is used.
+        # A single worker does not know the size of a sampled batch, so its expected size is used.
         share = workers / getattr(self.experiment.sync, "fraction", 1.0)
         self.comm.compute(partial(self.optimizer.step, gradient.mul_(share)), cost=3 * len(gradient))
 
     def _offer(self) -> None:
-        """Put what was moved in the place of a gradient, and the last agreement in the place of the weights."""
+        """Replace the gradient by this worker's change, and the weights by the last agreement."""
         replica, workers = self.replica, self.experiment.workers
         self.own.copy_(replica.weights)
         replica.gradient.copy_(self.agreed).sub_(self.own).div_(workers)
@@ -104,7 +102,7 @@ class Averaging(Scheme):
         replica.samples = self.experiment.global_batch / workers  # every model has the same weight
 
     def _take(self) -> None:
-        """Go on from what was agreed; with `elastic` from this worker's own weights, drawn to the old centre."""
+        """Continue from the agreed weights; with `elastic` from this worker's own, drawn to the old centre."""
         weights = self.replica.weights
         if self.elastic:
             self.own.lerp_(self.agreed, self.pull)
@@ -117,6 +115,6 @@ class Averaging(Scheme):
         return self.inner.done(own // self.period) * self.period
 
     def facts(self) -> dict[str, Any]:
-        # Not charged: it serves the record only.
+        # Not charged, because it serves the record only.
         sketch = self.comm.compute(lambda: self.sketch.of(self.replica.weights))
         return {**self.inner.facts(), "sketch": sketch}

@@ -1,4 +1,4 @@
-"""Consistency as a server sees it: two numbers bound how stale a worker may be, and nothing else differs.
+"""Consistency models of a server: two numbers bound a worker's staleness.
 
 Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
 (NIPS 2012); backup workers, Chen et al. (arXiv 1604.00981); n-softsync, Gupta,
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Consistency:
-    """The moments when a server applies what was pushed, and when it lets a client go on.
+    """Rules for when a server applies pushes, and when it lets a client continue.
 
     Attributes
     ----------
     gather : int
-        Pushes that make one update.
+        Number of pushes in one update.
     bound : int or None
-        Clocks a client may be ahead of the slowest when it starts another; None: any number.
+        Number of clocks a client may lead the slowest at the start of a clock; None: no bound.
     """
 
     gather: int = 1
     bound: int | None = None
 
     def may_start(self, clock: int, slowest: int) -> bool:
-        """Return whether a client that has pushed `clock` times may start again; the slowest has pushed `slowest`."""
+        """Return whether a client with `clock` pushes may start again, if the slowest has `slowest` pushes."""
         return self.bound is None or clock - slowest <= self.bound
 
 
 class Clocks:
-    """Number of pushes of each client, and the slowest one; a push costs the same whatever their number.
+    """Counts of each client's pushes, and the slowest; a push costs the same for any number of clients.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ class Clocks:
 
     @property
     def of(self) -> dict[int, int]:
-        """Number of pushes of each client."""
+        """Return the number of pushes of each client."""
         return self._of
 
     @of.setter
     def of(self, pushes: Mapping[int, int]) -> None:
-        # Where clients have left or died, all go on from the clock of the slowest.
+        # If clients have left or died, all continue from the clock of the slowest.
         level = dict.fromkeys(self._of, min(pushes.values()))
         self._of = dict(pushes) if pushes.keys() == level.keys() else level
         self._at, self.slowest = Counter(self._of.values()), min(self._of.values())
@@ -71,13 +71,13 @@ class Clocks:
         return len(self._of)
 
     def push(self, client: int) -> None:
-        """`client` has pushed once more."""
+        """Count another push of `client`."""
         self._at[self._of[client] + 1] += 1
         self._remove(self._of[client])
         self._of[client] += 1
 
     def leave(self, client: int) -> None:
-        """Nobody waits any more for `client`."""
+        """Remove `client`, so that nobody waits for it."""
         self._remove(self._of.pop(client))
 
     def _remove(self, clock: int) -> None:
@@ -90,7 +90,7 @@ class Clocks:
 
 
 def consistency(sync: ParameterServer, clients: int) -> Consistency:
-    """The consistency an experiment names, for a server with so many clients."""
+    """Return the experiment's consistency for a server with this many clients."""
     return {
         "bsp": Consistency(gather=clients - sync.backup, bound=0),
         "ssp": Consistency(bound=sync.staleness),
@@ -100,5 +100,5 @@ def consistency(sync: ParameterServer, clients: int) -> Consistency:
 
 
 def of_group(sync: ParameterServer, workers: int) -> Consistency:
-    """The consistency of a leaf server, for a group of so many workers."""
+    """Return the consistency of a leaf server for a group of this many workers."""
     return Consistency() if sync.group_consistency == "asp" else Consistency(gather=workers, bound=0)

@@ -1,7 +1,8 @@
-"""Sufficient factors: a fully connected layer's gradient as the two thin matrices that it is a product of.
+"""Sufficient factors: a fully connected layer's gradient as a product of two thin matrices.
 
 With K samples, the gradient of a weight of out × in numbers is errorsᵀ · activations: (K × out) and (K × in).
-Workers send these to each other and multiply (Xie et al., UAI 2016; Zhang et al., "Poseidon", USENIX ATC 2017,
+Workers send these factors to each other and multiply (Xie et al., UAI 2016; Zhang et al., "Poseidon", USENIX
+ATC 2017,
 section 4.2).  Project Adam sends them to its servers (Chilimbi et al., OSDI 2014, section 4.2).
 """
 
@@ -20,29 +21,31 @@ from dlpar.config.experiment import Experiment
 
 
 def are_shorter(rows: int, inputs: int, outputs: int, ranks: int) -> bool:
-    """Return whether a rank sends fewer numbers as factors than a ring all-reduce of the gradient does.
+    """Return whether a rank sends fewer numbers with factors than with a ring all-reduce.
 
-    A rank passes on the factors of N - 1 ranks, ``(N-1) · rows · (in + out)`` numbers, or sends ``2 (N-1)/N ·
-    out · (in + 1)``. `rows` is each rank's number of samples, times the positions of a text.
-    To S servers it sends ``S · rows · (in + out)`` or ``out · (in + 1)`` numbers, like a ring of 2 S ranks.
+    A rank passes on the factors of N - 1 ranks: ``(N-1) · rows · (in + out)`` numbers.  In an all-reduce it
+    sends ``2 (N-1)/N · out · (in + 1)``. `rows` is each rank's number of samples, times the positions of a
+    text.
+    To S servers a rank sends ``S · rows · (in + out)`` or ``out · (in + 1)`` numbers, like a ring of 2 S
+    ranks.
     """
     return rows * (inputs + outputs) * ranks < 2 * outputs * (inputs + 1)
 
 
 class Factors:
-    """What one fully connected layer has seen in a step, and how ranks exchange it.
+    """Factors of one fully connected layer in a step, and their exchange.
 
     Parameters
     ----------
     layer : nn.Linear
-        Its forward passes are watched.
+        Layer whose forward passes are watched.
     rows : sequence of int
         Samples of each rank in a step, times the positions of a text.
 
     Attributes
     ----------
     shape : (int, int, int, bool)
-        Most rows of a rank, inputs, outputs, and whether there is a bias.
+        Largest number of rows of a rank, inputs, outputs, and whether there is a bias.
     """
 
     def __init__(self, layer: nn.Linear, rows: list[int]) -> None:
@@ -63,8 +66,8 @@ class Factors:
     def sum_up(self, comm: Comm, gradient: Tensor) -> None:
         """Write the sum of all ranks' gradients of this layer into `gradient`, its bucket.
 
-        It replaces what the own backward pass left there.  Where a rank has few rows this sends fewer bytes
-        than an all-reduce: see :func:`are_shorter`.
+        The sum replaces the result of this rank's backward pass.  With few rows per rank this sends fewer
+        bytes than an all-reduce: see :func:`are_shorter`.
         """
         own = self.take(gradient.dtype)
         width = own.shape[1]
@@ -76,7 +79,7 @@ class Factors:
         comm.compute(partial(code.decode, wire, gradient), cost=2 * len(own) * comm.size * width)
 
     def take(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """Return this rank's factors of a step side by side, with zeros below them up to so many rows."""
+        """Return this rank's factors of a step side by side, padded with zeros to this many rows."""
         own = torch.cat([torch.cat(self.activations), torch.cat(self.errors)], dim=1).to(dtype)
         self.activations.clear()
         self.errors.clear()
@@ -85,9 +88,9 @@ class Factors:
 
 @dataclass
 class FactorCode(Codec):
-    """Factors as a server reads them: a push of `rows`, from which it computes its own range of the gradient.
+    """Codec of factors for a server, which computes its range of the gradient from a push of `rows`.
 
-    A bucket is a layer's bias, and behind it the weight; its range is number `part` of `parts`.
+    A bucket is a layer's bias, then its weight.  The server's range is number `part` of `parts`.
     """
 
     part: int

@@ -1,15 +1,15 @@
-"""Gossip: no centre, no global sum; each replica averages its weights with a few others'.
+"""Gossip: each replica averages its weights with those of a few others, without a centre or a global sum.
 
 With W the mixing matrix, a worker's step has one of two orders:
 
     adapt_then_combine    x_i = sum of W_ij (x_j - lr g_j): the averages wait for the gradients
     combine_then_adapt    x_i = sum of W_ij x_j - lr g_i: the old weights travel beside the backward pass
 
-In both the gradient g_i is taken at the worker's own weights before the step.
+In both orders the gradient g_i is computed at the worker's own weights before the step.
 Sources: D-PSGD, Lian et al. (arXiv 1705.09056, algorithm 1), which combines first,
 with Metropolis weights; for the orders, Sayed (Foundations and Trends in Machine
 Learning 2014), sections 7.1 and 7.2; random peers, GoSGD, Blot et al. (arXiv
-1611.09726); one peer, Ying et al. (arXiv 2110.13363).  The replicas differ; the model that is tested is worker 0's own.
+1611.09726); one peer, Ying et al. (arXiv 2110.13363).  The replicas differ, so tests use worker 0's model.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from dlpar.sync.scheme import Scheme, Tickets
 from dlpar.sync.sketch import Sketch
 
 WEIGHTS = 1
-"""Tag of weights on their way.  Tagged messages go by MPI: NCCL would have the two directions wait for each other."""
+"""Tag of weights.  Tagged messages go by MPI, because under NCCL the two directions would wait for each other."""
 
 
 def gossip(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """The kind of gossip an experiment names, ready on this worker."""
+    """Make the experiment's kind of gossip, ready on this worker."""
     exchange = experiment.sync.exchange
     kinds = {"neighbours": Neighbours, "random": RandomPeers, "one_peer": OnePeer, "pairwise": Pairwise}
     return kinds.get(exchange, PushSum)(experiment, comm, replica)
 
 
 class Gossip(Scheme):
-    """Base of all kinds of gossip: it starts the weights, adapts them and records facts."""
+    """Base of all kinds of gossip, which initialises the weights, adapts them and records facts."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -53,34 +53,34 @@ class Gossip(Scheme):
             print(said, flush=True)
 
     def _draw_weights(self) -> None:
-        """Weights of this worker alone: normal, with the standard deviation of the model's first weights."""
+        """Draw this worker's own weights: normal, with the standard deviation of the model's initial weights."""
         weights = self.replica.weights
         draw = generator(self.experiment.seed, "start", self.comm.rank)
         weights.copy_(torch.from_numpy(draw.normal(0.0, weights.std().item(), len(weights))))
 
     def adapt(self) -> None:
-        """Move the own weights by the own gradient, which was taken at them."""
+        """Update this worker's weights with its gradient, which was computed at these weights."""
         self.look()
         self.move()
 
     def look(self) -> None:
-        """Sketch the weights of the gradient, before this step moves them."""
+        """Sketch the weights at which the gradient was computed, before this step changes them."""
         weights = self.replica.weights
         self.sketched = self.comm.compute(lambda: self.sketch.of(weights), cost=2 * len(weights))
 
     def move(self) -> None:
-        """Move the own weights by the own mean gradient: N times the contribution to the global one."""
+        """Update this worker's weights with its mean gradient: N times its contribution to the global gradient."""
         gradient, self.begun = self.replica.gradient, True
         self.comm.compute(lambda: gradient.mul_(self.experiment.workers), cost=len(gradient))
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
 
     def facts(self) -> dict[str, Any]:
-        # Measured at the weights of the gradient, like the loss: before this step moved them.
+        # Measured like the loss at the weights of the gradient, before this step changed them.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
 
 
 class InStep(Gossip):
-    """Base of averages that all workers take in the same step, in either order."""
+    """Base of schemes whose workers average in the same step, in either order."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -92,12 +92,12 @@ class InStep(Gossip):
         raise NotImplementedError
 
     def mix(self) -> None:
-        """Replace the replica's weights by the average with those that arrived."""
+        """Replace the replica's weights by their average with the received weights."""
         raise NotImplementedError
 
     def steps(self) -> Iterator[int]:
         for step in super().steps():
-            if self.combines_first:  # until the update nobody changes these weights
+            if self.combines_first:  # nobody changes these weights before the update
                 self.under_way = self.comm.start(self.average, self.replica.weights)
             yield step
 
@@ -117,7 +117,7 @@ class InStep(Gossip):
 
 
 class Neighbours(InStep):
-    """D-PSGD: average with all neighbours in a graph, every step; who is slow delays its neighbours only."""
+    """D-PSGD: average with all graph neighbours in every step, so a slow worker delays only its neighbours."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -145,7 +145,7 @@ class Neighbours(InStep):
 
 
 class RandomPeers(InStep):
-    """Average with other peers every step: each worker sends to k of them and hears from k."""
+    """Average with random peers in every step: each worker sends to k peers and receives from k."""
 
     most_peers = 0
 
@@ -167,7 +167,7 @@ class RandomPeers(InStep):
         exchange(comm, weights, receivers, self.arrived, senders)
 
     def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the workers in a circle, and how many places on each sends in this round."""
+        """Return a circle of the workers, and the distances to a worker's receivers in this round."""
         return circle(self.experiment.seed, self.rounds, workers, self.peers)
 
     def mix(self) -> None:
@@ -180,19 +180,20 @@ class RandomPeers(InStep):
 
 
 class OnePeer(RandomPeers):
-    """One-peer exponential graph: send 1 place on, then 2, 4 …; log2 N steps average exactly if N is a power of two."""
+    """One-peer exponential graph: send to distance 1, then 2, 4, …, which is exact after log2 N steps if N is
+    a power of two."""
 
     most_peers = 1
 
     def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the workers in their order, and how many places on each sends in this round."""
+        """Return the workers in their order, and the distances to a worker's receivers in this round."""
         return range(workers), [one_peer_shift(self.rounds, workers)] * self.peers
 
 
 def exchange(
     comm: Comm, mine: Tensor, receivers: Iterable[int], arrived: Iterable[Tensor], senders: Iterable[int]
 ) -> None:
-    """Send `mine` to some workers and receive a tensor from each of others."""
+    """Send `mine` to some workers, and receive a tensor from each of some others."""
     sending = [comm.isend(mine, peer, WEIGHTS) for peer in receivers]
     for into, peer in zip(arrived, senders):
         comm.recv(into, peer, WEIGHTS)
@@ -200,15 +201,15 @@ def exchange(
 
 
 def in_turn(peers: Iterable[int], comm: Comm) -> list[int]:
-    """Order the peers of this rank from its own number upwards: all who began with the same one would queue there."""
+    """Order this rank's peers from its own number upwards, so that ranks do not queue at the same peer."""
     return sorted(peers, key=lambda peer: (peer - comm.rank) % comm.size)
 
 
 def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], list[int]]:
-    """Draw who meets whom in a round: workers on a circle in random order, and `peers` random distances.
+    """Draw a round's exchange: a circle of workers in random order, and `peers` random distances.
 
-    Each worker sends that many places ahead. So every worker sends and receives `peers` times, never twice to
-    the same and never to itself: the mixing matrix is doubly stochastic.
+    Each worker sends to these distances. So every worker sends and receives `peers` times, never twice to the
+    same worker and never to itself. Hence the mixing matrix is doubly stochastic.
     """
     draw = generator(seed, "peers", round)
     order, shifts = draw.permutation(workers), 1 + draw.permutation(workers - 1)[:peers]
@@ -216,15 +217,15 @@ def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], 
 
 
 AVERAGE, ANSWER, LEAVE = 1, 2, 3
-"""Tags: a worker's weights, the other's in return, and that a worker is done."""
+"""Tags of a worker's weights, of the other's weights in return, and of a worker's end."""
 
 
 class Pairwise(Gossip):
-    """One active or passive worker (:func:`~dlpar.graphs.partners`).
+    """An active or passive worker (:func:`~dlpar.graphs.partners`).
 
-    ``weights`` are its own, which averages change at any time; ``replica.weights`` are
-    what it read of them for the present step.  ``lead`` is counted over the slowest
-    partner as far as heard of, ``staleness`` in averages.
+    ``weights`` are the worker's own, which averages change at any time. ``replica.weights`` are its copy for
+    the present step.  ``lead`` is relative to the slowest partner, as far as known.  ``staleness`` counts
+    averages.
     """
 
     kept = ("optimizer", "own_weights", "drawn", "averages", "read_at")
@@ -243,7 +244,7 @@ class Pairwise(Gossip):
 
     @property
     def own_weights(self) -> Tensor:
-        """A copy of the own weights, which no average changes meanwhile."""
+        """Return a copy of this worker's weights, taken while no average changes them."""
         with self.guard:
             return self.weights.clone()
 
@@ -253,7 +254,7 @@ class Pairwise(Gossip):
 
     @property
     def drawn(self) -> str:
-        """State of the generator that draws partners."""
+        """Return the state of the generator that draws partners."""
         return json.dumps(self.draw.bit_generator.state)
 
     @drawn.setter
@@ -267,7 +268,7 @@ class Pairwise(Gossip):
     def steps(self) -> Iterator[int]:
         self.under_way = self.comm.start(self._average if self.active else self._answer, self.weights)
         yield from self.tickets.steps(self.replica.agree)
-        # For the last average; a passive worker stays until its active partners have left.
+        # For the last average.  A passive worker stays until its active partners have left.
         self.under_way.wait()
         if self.active:
             self.comm.start(self._leave, self.weights).wait()
@@ -281,7 +282,7 @@ class Pairwise(Gossip):
             self.adapt()
             self.comm.compute(lambda: self.weights.copy_(weights), cost=len(weights))
             self.read_at = self.averages
-        # The next gradient is taken at the weights just written.
+        # The next gradient is computed at the weights just written.
         self.clock += 1
         self.lead = max(0, self.clock - min(self.heard.values(), default=self.clock))
         if self.under_way.test():
@@ -290,7 +291,7 @@ class Pairwise(Gossip):
                 self.under_way = self.comm.start(self._average, self.weights)
 
     def update(self) -> None:
-        """Nothing is left: :meth:`combine` moved the weights, while nobody else could."""
+        """Do nothing, because :meth:`combine` has updated the weights under its lock."""
         self.begun = False
 
     def done(self, own: int) -> int:
@@ -300,21 +301,21 @@ class Pairwise(Gossip):
         return {**super().facts(), "staleness": self.stale, "lead": self.lead}
 
     def _average(self, comm: Comm, weights: Tensor) -> None:
-        """Beside the computation of an active worker: average with one partner."""
+        """Average with one partner, in parallel with an active worker's computation."""
         if not self.partners:
             return
         partner = int(self.draw.choice(self.partners))
         with self.guard:
             self._write(comm, weights)
         sending = comm.isend(self.mine.wire, partner, AVERAGE)
-        # Receives from any source, though only one can send: such a receive does not spin.
+        # Receives from any source, though only one can send, because such a receive does not spin.
         comm.recv(self.theirs.wire, ANY, ANSWER)
         sending.wait()
         with self.guard:
             self._meet(comm, weights, partner)
 
     def _answer(self, comm: Comm, weights: Tensor) -> None:
-        """Beside the computation of a passive worker: answer, until all partners have left."""
+        """Answer until all partners have left, in parallel with a passive worker's computation."""
         present = len(self.partners)
         while present:
             arrival = comm.recv(self.theirs.wire, ANY, ANY)
@@ -335,10 +336,10 @@ class Pairwise(Gossip):
         comm.compute(lambda: self.mine.body.copy_(weights), cost=len(weights))
 
     def _meet(self, comm: Comm, weights: Tensor, partner: int) -> None:
-        """Go half the way from what was sent to what came.
+        """Move the weights by half the difference from the sent to the received weights.
 
-        One gains as much as the other loses, so the mean of all replicas stays. This holds even if weights
-        have moved since they were sent: the average is atomic.
+        One worker gains as much as the other loses, so the mean of all replicas does not change. This holds
+        even if weights have changed since they were sent: the average is atomic.
         """
         self.heard[partner] = int(self.theirs.head[0])
         mine, theirs = self.mine.body, self.theirs.body
@@ -357,7 +358,7 @@ class PushSum(Gossip):
         self.to, self.sources = in_turn(graph[comm.rank], comm), senders(graph)[comm.rank]
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
-        # The push weight is one more element of the message and has the same arithmetic.
+        # The push weight is an additional element of the message with the same arithmetic.
         self.share = comm.empty(size + 1, dtype)
         self.arrived = [comm.empty(size + 1, dtype) for _ in self.sources]
         self.before = comm.empty(size, dtype)
@@ -377,7 +378,7 @@ class PushSum(Gossip):
         return {**super().facts(), "mass": self.pushed}
 
     def _divide(self) -> None:
-        """Cut x and w into equal shares, one for every receiver and one to keep."""
+        """Cut x and w into equal shares: one for each receiver and one to keep."""
         self.pushed = self.mass
         x = self.share[:-1].copy_(self.replica.weights)
         x.add_(self.before, alpha=self.mass - 1)  # the step from z to z' takes x = w z to w z + (z' - z)

@@ -1,8 +1,8 @@
-"""Hogwild!: workers of one machine write to the same weights, and nobody locks anything.
+"""Hogwild!: workers of one machine update shared weights without locks.
 
 Source: Recht, Ré, Wright and Niu (NIPS 2011).  An addition to a weight in shared memory is a read and a
-write.  If the additions of two workers overlap, one is lost.  Where gradients are sparse that is rare; where
-they are dense, SGD bears it.
+write.  If the additions of two workers overlap, one is lost.  Losses are rare for sparse gradients, and SGD
+tolerates the losses of dense gradients.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from dlpar.sync.optim import Optimizer
 from dlpar.sync.scheme import Scheme, Tickets
 
 WATCHED = 256
-"""Weights at most on which conflicts and lost additions are measured, drawn at random."""
+"""Maximal number of randomly drawn weights that measure conflicts and lost additions."""
 
 TOGETHER = 64
-"""Steps whose watched gradients are summed up at once: one call instead of four in most steps."""
+"""Number of steps whose watched gradients are summed up together: most steps then need one call instead of four."""
 
 LINE = 8
-"""Numbers of 8 bytes in a cache line: counters of two workers do not share one."""
+"""Numbers of 8 bytes in a cache line, so that counters of two workers do not share a line."""
 
 
 class Hogwild(Scheme):
-    """One of the workers that share a model.
+    """A worker that shares a model with others.
 
     A step records ``staleness``, the updates of others between this worker's read (before its forward pass)
-    and its write.  It records ``written``, the weights it wrote, and ``conflicts``, those of them that
-    another worker wrote in between.  Each worker's last step also records ``lost``, the share of all
-    additions that is missing from the weights at the end.  ``lost`` and the conflicts of sparse updates are
+    and its write.  It records ``written``, the number of weights it wrote.  Of these, ``conflicts`` were also
+    written by another worker in between.  Each worker's last step also records ``lost``: the share of all
+    additions that the final weights lack.  ``lost`` and the conflicts of sparse updates are
     estimates from `WATCHED` weights, exact below that many; rounding alone makes ``lost`` about 1e-7 in
-    float32.  A dense update writes all weights: it conflicts in all, or, where nobody else updated, in none.
+    float32.  A dense update writes all weights.  So it conflicts in all weights, or in none if nobody else
+    updated.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.sparse = experiment.sync.sparse
-        # Worker 0 decides: workers of a run that is resumed remember weights of different moments.
+        # Worker 0 decides, because workers of a resumed run have weights of different moments.
         weights = comm.shared(len(replica.weights), replica.weights.dtype)
         replica.move_to(weights, copy=comm.rank == 0)
         comm.barrier()
@@ -53,7 +54,7 @@ class Hogwild(Scheme):
         self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker makes its own
         self.meter = ConflictMeter(experiment, comm, replica)
         self.seen: dict[str, Any] = {}
-        comm.barrier()  # all workers wrote the same initial weights; from now on they may change
+        comm.barrier()  # all workers have written the same initial weights; from now on these may change
 
     def resume(self, own: int, done: int) -> None:
         super().resume(own, done)
@@ -68,13 +69,13 @@ class Hogwild(Scheme):
             if self.sparse:
                 self.meter.read()
             yield clock
-            # Counted before the step is recorded (in facts), so that the last record says how many updates were lost.
+            # Counted before the step is recorded (in facts), so that the last record has the lost updates.
             clock, more = clock + 1, self.more
         if clock == self.first:
             self._finish()
 
     def combine(self) -> None:
-        """Nothing to exchange: everybody's weights are these."""
+        """Exchange nothing, because all workers share these weights."""
 
     def update(self) -> None:
         gradient = self.replica.gradient
@@ -107,18 +108,18 @@ class Hogwild(Scheme):
         self.replica.weights.index_add_(0, places, self.replica.gradient[places], alpha=-self.experiment.lr)
 
     def _finish(self) -> float:
-        """Wait until everybody's last update is made; the share of additions that were lost."""
+        """Wait for every worker's last update, and return the share of lost additions."""
         self.meter.report()
         self.comm.traffic.waiting(self.comm.barrier)
         return self.meter.lost()
 
 
 class ConflictMeter:
-    """Some of the weights under observation; cheap enough to be done every step.
+    """Observes some of the weights, cheaply enough for every step.
 
-    Each worker sums up its additions in private; the end compares the sums with the change of the weights.  A
-    sparse update leaves a stamp of its own on those of its weights that are watched.  A stamp that changed
-    between read and write is a conflict.
+    Each worker sums up its additions in private, and finally compares the sums with the change of the
+    weights.  A sparse update leaves its own stamp on each watched weight that it writes.  A stamp that
+    changed between read and write is a conflict.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -137,11 +138,11 @@ class ConflictMeter:
         self.totals = comm.shared((comm.size, 2, count), torch.float64).numpy()
 
     def read(self) -> None:
-        """Before the forward pass: remember who wrote last."""
+        """Remember before the forward pass who wrote each weight last."""
         np.copyto(self.before, self.stamps)
 
     def wrote(self) -> int:
-        """After an update: how many of the weights it wrote others had written since :meth:`read`."""
+        """Return after an update how many of its weights others had written since :meth:`read`."""
         mine = self.gradient.take(self.places) != 0
         changed = (self.stamps != self.before) & mine
         self.stamp += self.comm.size
@@ -149,7 +150,7 @@ class ConflictMeter:
         return round(np.count_nonzero(changed) * self.scale)
 
     def added(self) -> None:
-        """After an update: remember what it added."""
+        """Remember what an update added."""
         # Mode "raise" would copy first.
         self.gradient.take(self.places, out=self.recent[self.held], mode="clip")
         self.held += 1
@@ -157,18 +158,18 @@ class ConflictMeter:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Add the recent gradients, in double precision, to those before, and their sizes to the path."""
+        """Add the recent gradients to the sums in double precision, and their magnitudes to the path."""
         recent, self.held = self.recent[: self.held], 0
         self.sum += recent.sum(axis=0, dtype=np.float64)
         self.path += np.abs(recent).sum(axis=0, dtype=np.float64)
 
     def report(self) -> None:
-        """Show the others what this worker added in all."""
+        """Share the sum of this worker's additions with the others."""
         self._sum_up()
         self.totals[self.comm.rank] = -self.lr * self.sum, self.lr * self.path
 
     def lost(self) -> float:
-        """Once all have reported: the sum of what was added but is not there, over the sum of all additions' sizes."""
+        """Return missing additions over the magnitude of all additions, once all workers have reported."""
         gained = self.weights[self.places] - self.first
         added, path = self.totals.sum(axis=0)
         return float(np.abs(added - gained).sum() / max(path.sum(), 1e-300))

@@ -1,4 +1,5 @@
-"""Map-reduce: partitions compute gradients, a tree adds them up, the driver updates and broadcasts the weights.
+"""Map-reduce: partitions compute gradients, a tree adds these up, and the driver updates and broadcasts the
+weights.
 
 Source: the mini-batch gradient descent of Apache Spark's MLlib, class
 ``GradientDescent`` (mllib/optimization/GradientDescent.scala), and the updaters
@@ -29,10 +30,10 @@ DRIVER = 0
 class MapReduce(Scheme):
     """Bulk-synchronous: an iteration is one aggregation to the driver and one broadcast from it.
 
-    Every partition adds (gradient, loss, count) into one vector of parameters + 2 numbers.  ``reduce="sum"``
-    and ``"collect"`` weigh a partition by its samples, so that the driver divides sums over samples by their
+    Every partition puts (gradient, loss, count) into one vector of parameters + 2 numbers.  ``reduce="sum"``
+    and ``"collect"`` weight a partition by its samples, so the driver divides sums over samples by their
     count.  ``"mean"`` gives every partition with samples the weight 1.  The mean of their means is the mean
-    over samples only where all have equally many.  Rank 0 records the driver's divisor as ``count``, and the
+    over samples only if all have equally many.  Rank 0 records the driver's divisor as ``count``, and the
     driver's loss with its penalty as ``driver_loss``.
     """
 
@@ -50,7 +51,7 @@ class MapReduce(Scheme):
         self.order = comm.packet(n, dtype)  # its head says whether this is the last iteration
         self.count, self.driver_loss = 0, None
         self.converged = self.warned = False
-        codec = codec_of(experiment.compression)  # loss and count travel beside the gradients as they are
+        codec = codec_of(experiment.compression)  # loss and count are sent unencoded with the gradients
         self.path: Any = comm if codec is None else LossyComm(comm, codec, exact=2)
 
     def steps(self) -> Iterator[int]:
@@ -78,13 +79,13 @@ class MapReduce(Scheme):
             self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=self.parameters)
 
     def _weigh(self, weight: float, scale: float) -> None:
-        """Write this partition's summand."""
+        """Write this partition's weighted vector."""
         torch.mul(self.replica.gradient, scale, out=self.gradient)
         self.loss_here.copy_(self.replica.loss).mul_(weight)  # a pipeline's loss is a float
         self.count_here.fill_(weight)
 
     def _drive(self) -> None:
-        """Divide by the count, move the weights, and see whether they still move."""
+        """Divide by the count, update the weights, and check convergence."""
         loss, count = self.loss_and_count.tolist()
         self.count, self.driver_loss = round(count), None
         weights, tolerance, self.begun = self.replica.weights, self.experiment.sync.tolerance, True
@@ -101,7 +102,7 @@ class MapReduce(Scheme):
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:
-        """Return what the regulariser adds to the loss at the present weights."""
+        """Return the regulariser's part of the loss at the present weights."""
         kind, strength = self.experiment.sync.regularizer, self.experiment.sync.regularization
         if kind == "none":
             return 0.0

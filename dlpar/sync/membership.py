@@ -1,4 +1,4 @@
-"""Who does what after deaths: spares take empty seats, the others share the work of workers that are gone."""
+"""Roles after deaths: spares take empty seats, and other workers share the work of the dead."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dlpar.graphs import neighbours, receivers
 
 
 class CannotGoOn(RuntimeError):
-    """A death after which nobody has all that the job needs."""
+    """A death that took state which no other rank has."""
 
 
 class Crew(NamedTuple):
-    """Who does what, after some deaths.
+    """Roles of the processes after some deaths.
 
     Attributes
     ----------
     seats : tuple of int
         First rank of the process on each seat: workers, servers, then spares.
     experiment : Experiment
-        As the ranks on these seats run it.
+        Experiment that the ranks on these seats run.
     generation : int
-        Number of times that the crew was formed anew.
+        Number of times that the crew was reformed.
     """
 
     seats: tuple[int, ...]
@@ -31,7 +31,7 @@ class Crew(NamedTuple):
 
 
 def reseated(crew: Crew, left: list[int]) -> Crew:
-    """Return the crew after some have died: spares take empty seats, other seats of workers are given up.
+    """Return the crew after deaths: spares take empty seats, and other workers' seats are dropped.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def reseated(crew: Crew, left: list[int]) -> Crew:
 
 
 def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
-    """Return an experiment for the workers that stay: the same global batches, and the graph without the others."""
+    """Return the experiment for the remaining workers, with the same global batches and the graph without the dead."""
     new = {old: worker for worker, old in enumerate(stay)}
     changes: dict[str, Any] = {
         "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}
@@ -81,7 +81,7 @@ def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
 
 
 def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
-    """List the edges between workers that stay, by their new numbers."""
+    """List the edges between the remaining workers, by their new numbers."""
     is_directed = e.sync.exchange == "push_sum"
     graph = (receivers if is_directed else neighbours)(e.sync, e.workers, e.seed)
     edges = [

@@ -1,7 +1,7 @@
-"""Update rules on a flat weight vector, wherever it lives: on every replica, or on a server's shard.
+"""Update rules on a flat weight vector, on a replica or on a server's shard.
 
-The arithmetic is torch's own.  Its functional form is used because building a
-``torch.optim`` object imports torch's compiler, seconds in a fresh rank.
+The arithmetic is torch's own.  Its functional form is used, because a ``torch.optim`` object imports torch's
+compiler, which takes seconds in a fresh rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Optimizer:
     lr : float
         Learning rate; may be changed between steps.
     momentum : float
-        What ``momentum`` keeps of the last update.
+        Share of the last update that ``momentum`` keeps.
     """
 
     kept = ("state",)
@@ -43,16 +43,16 @@ class Optimizer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rule keeps from step to step; it allocates them in the first step."""
+        """Return the bytes that the rule keeps between steps, allocated in the first step."""
         return sum(getattr(value, "nbytes", 0) for value in self.state.values())
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Apply one gradient, of the shape of the weights; neither is a tensor autograd looks at."""
+        """Apply one gradient of the weights' shape; autograd tracks neither tensor."""
         self._update(self.weights, gradient, self.lr, self.state)
 
 
 PLAIN: dict[str, Any] = {"foreach": False, "weight_decay": 0.0, "maximize": False}
-"""Settings in which all of torch's rules are used as their papers have them."""
+"""Settings that make torch's rules equal to those of their papers."""
 
 
 def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:

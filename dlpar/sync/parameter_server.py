@@ -1,4 +1,4 @@
-"""Parameter server: workers push gradients to servers that hold the weights, and get the weights back.
+"""Parameter server: workers push gradients to servers that hold the weights, and get weights back.
 
 Sources: Li et al. (OSDI 2014) for key ranges; Dean et al. "DistBelief" (NIPS
 2012) for pushing and fetching every n steps; Ho et al. (NIPS 2013) for clocks;
@@ -28,11 +28,11 @@ from dlpar.sync.scheme import Scheme
 
 
 class ParameterServer(Scheme):
-    """A worker whose weights are a copy of the servers'; how old a copy, its consistency says.
+    """A worker whose weights are a copy of the servers', as old as its consistency allows.
 
-    With overlap each bucket is served by itself.  The communicator beside the computation pushes it once the
-    backward pass has finished it, and its answer may arrive before that pass has ended.  The replica takes
-    all answers together, after its backward pass.
+    With overlap each bucket is served separately.  The communicator beside the computation pushes a bucket
+    once the backward pass has finished it.  The answer may arrive before the backward pass has ended.  The
+    replica takes all answers together after its backward pass.
     """
 
     kept = ("client",)
@@ -65,7 +65,7 @@ class ParameterServer(Scheme):
         self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
 
     def _run(self, collective: Collective) -> Any:
-        """Run a call on the communicator that carries the pushes, and give its result."""
+        """Run a call on the communicator that carries the pushes, and return its result."""
         weights = self.replica.weights
         return self.comm.start(collective, weights).wait() if self.overlap else collective(self.comm, weights)
 
@@ -93,7 +93,7 @@ class ParameterServer(Scheme):
             for _ in range(self.fetch):
                 self.due, self.fetches = ((step + 1) % every == 0 for every in (self.every, self.fetch))
                 yield step
-                # A worker whose push was dropped goes on with the present step of the others.
+                # A worker whose push was dropped continues with the present step of the others.
                 step = self.client.version if self.backup else step + 1
         self._run(lambda comm, weights: self.client.leave())
 
@@ -118,23 +118,23 @@ class ParameterServer(Scheme):
         return self.replica.agree(self.client.done) if self.experiment.sync.runs_free else self.client.done
 
     def state_bytes(self) -> int:
-        """None: the servers update."""
+        """Return 0, because the servers update."""
         return 0
 
     def facts(self) -> dict[str, Any]:
-        # Facts of the last push: a step between two pushes repeats them.
+        # Facts of the last push, repeated by steps between two pushes.
         client = self.client
         dropped = {"dropped": int(client.staleness > 0)} if self.backup else {}
         return {"staleness": client.staleness, "lead": client.lead, "version": client.version, **dropped}
 
 
 def asks(experiment: Experiment) -> bool:
-    """Return whether weights come when a client asks for them, instead of with the answer to its push."""
+    """Return whether weights come on request instead of with the answer to a push."""
     return experiment.sync.pull == "separate" or bool(experiment.sync.fetch_every)
 
 
 def leaf_of(experiment: Experiment, worker: int) -> int | None:
-    """The rank of a worker's leaf server; None where workers talk to the servers themselves."""
+    """Return the rank of a worker's leaf server; None if workers talk to the servers directly."""
     sync, workers = experiment.sync, experiment.workers
     if not sync.groups:
         return None
@@ -151,12 +151,12 @@ TAGS = 6
 """Tags of a bucket, one for each kind of message; 0 stands for no tag."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
-"""Places in the head of an answer: the weights' version; the push's staleness; the lead in clocks; global steps
-done; 1 if there is another."""
+"""Fields in the head of an answer: the weights' version, the push's staleness, the lead in clocks, global
+steps done, and 1 if there is another step."""
 
 
 def check_servers(servers: int, lengths: Sequence[int]) -> None:
-    """Raise `ValueError` if some server would hold nothing even of the longest bucket."""
+    """Raise `ValueError` if some server would hold no part of the longest bucket."""
     most = max(lengths)
     if servers > most:
         of = "parameters" if len(lengths) == 1 else "parameters of the largest bucket"
@@ -164,7 +164,7 @@ def check_servers(servers: int, lengths: Sequence[int]) -> None:
 
 
 class Shard:
-    """One server's key range of a bucket, as a client sees it.
+    """A client's view of one server's key range of a bucket.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class Shard:
     server : int
         Rank that holds the range.
     place : int
-        Number of the range within the bucket, which is cut equally: the first ranges may be longer by one.
+        Number of the range within the bucket, which is cut equally; the first ranges may be longer by one.
     weights : Tensor
         The client's own weights of this range.
     bucket : int
@@ -193,7 +193,7 @@ class Shard:
         self.memory = ErrorFeedback(codec) if codec else None
 
     def encode(self, gradient: Tensor) -> Tensor:
-        """Write this range of a gradient as it goes on the wire."""
+        """Encode this range of a gradient for the wire."""
         memory, n = self.memory, len(gradient)
         if memory is None:
             return gradient
@@ -202,11 +202,11 @@ class Shard:
         return wire
 
     def send(self, wire: Tensor, kind: Kind) -> Request:
-        """Start to send a message."""
+        """Start sending a message."""
         return self.comm.isend(wire, self.server, self.first_tag + kind)
 
     def expect(self) -> Request:
-        """Make known where the server's next answer lands."""
+        """Post the receive of the server's next answer."""
         return self.comm.irecv(self.answer.wire, self.server, self.first_tag + Kind.WEIGHTS)
 
 
@@ -224,7 +224,7 @@ class Client:
     experiment : Experiment
         Its ``compression`` is how gradients are written on the wire.
     lengths : sequence of int
-        Of the buckets that make up the weights; each is cut over all servers.
+        Lengths of the buckets that make up the weights; each bucket is cut over all servers.
     first : int
         Number of the first of these buckets.
     """
@@ -256,12 +256,12 @@ class Client:
         self.going_on = True
 
     def initialise(self) -> None:
-        """Give the servers their first weights; one client does it for all."""
+        """Send the servers their initial weights, by one client for all."""
         for shards in self.buckets:
             wait_all([shard.send(shard.weights, Kind.INITIAL) for shard in shards])
 
     def rejoin(self) -> None:
-        """Take the answers with which the servers of a resumed run begin."""
+        """Receive the first answers of the servers in a resumed run."""
         for shards in self.buckets:
             self._expect(shards)
         self.receive()
@@ -269,24 +269,25 @@ class Client:
     def push(self, bucket: int, gradient: Tensor, answered: bool = True, wire: Tensor | None = None) -> None:
         """Send each server its range of a bucket's gradient, or one `wire` for all ranges.
 
-        `answered`: the servers' weights come with :meth:`receive`.
+        If `answered`, the servers' weights come with :meth:`receive`.
         """
         shards, ranges = self.buckets[bucket], gradient.tensor_split(self.servers)
-        # Receives are posted first: a server that blocks in a send could make all wait for each other.
+        # Receives are posted first, because a server that blocks in a send could cause a deadlock.
         if answered:
             self._expect(shards)
-        # All sends start before any answer is awaited: a client that blocks in a send could hold up a server.
+        # All sends start before any wait for an answer, because a client that blocks in a send could delay a
+        # server.
         wires = [shard.encode(ranges[shard.place]) if wire is None else wire for shard in shards]
         wait_all([shard.send(wire, Kind.PUSH) for shard, wire in zip(shards, wires)])
 
     def ask(self, bucket: int, kind: Kind = Kind.PULL) -> None:
-        """Ask every server for its weights of a bucket; they come with :meth:`receive`."""
+        """Ask every server for its weights of a bucket, which come with :meth:`receive`."""
         shards = self.buckets[bucket]
         self._expect(shards)
         wait_all([shard.send(self.comm.empty(0), kind) for shard in shards])
 
     def receive(self) -> None:
-        """Take the servers' answers: weights, and what was counted."""
+        """Receive the servers' answers: weights and counts."""
         wait_all(self.coming)
         answered = [shard for shards in self.buckets for shard in shards]
         for shard in answered:
@@ -297,7 +298,7 @@ class Client:
         self.going_on = bool(go)
 
     def leave(self) -> None:
-        """Push no more, and take the last weights, once everybody has pushed the last time."""
+        """Stop pushing, and take the final weights after every client's last push."""
         for bucket in range(len(self.buckets)):
             self.ask(bucket, Kind.LEAVE)
         self.receive()

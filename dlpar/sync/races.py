@@ -1,8 +1,8 @@
-"""Updates of shared weights typed in a notebook: in turns, with a known result, and in a free race.
+"""Tests of an update of shared weights typed in a notebook: in turns with a known result, and in a race.
 
-An update is ``update(weights, change, stamps, seen, stamp)``.  It adds `change` to the
-shared `weights` where it is not zero, and leaves its `stamp` there.  It returns its
-conflicts: the number of those places that others have stamped since it looked (`seen`).
+An update is ``update(weights, change, stamps, seen, stamp)``.  It adds `change` to the shared `weights` where
+`change` is not zero, and leaves its `stamp` there.  It returns its conflicts: the number of these places that
+others have stamped since it looked (`seen`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Update = Callable[..., Any]
 
 
 SIZE, ROUNDS = 10_000, 300
-"""Weights, and updates of each rank, in a race."""
+"""Numbers of weights, and of updates of each rank, in a race."""
 
 
 def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
-    """Make all ranks look at the same time and then update one after the other, so that conflicts are known.
+    """Make all ranks read at the same time and then update in turn, so that conflicts are known.
 
-    For :func:`dlpar.lab.check_on_ranks`: each rank's tensor, with a few zeros in it, is its
-    change.  Afterwards all hold the shared weights, :func:`sum_of_changes`.
+    For :func:`dlpar.lab.check_on_ranks`: each rank's change is its tensor with a few zeros.  Afterwards all
+    ranks hold the shared weights, :func:`sum_of_changes`.
     """
 
     @wraps(update)
     def turns(comm: Comm, tensor: torch.Tensor) -> None:
         size = len(tensor)
         weights, stamps = comm.shared(size, tensor.dtype), comm.shared(size, torch.int64)
-        stamps[::2] = comm.size + 1  # of earlier updates, which everybody has seen
+        stamps[::2] = comm.size + 1  # of earlier updates, seen by every rank
         comm.barrier()
         change, seen = sparse(tensor, comm.rank), stamps.clone()
         comm.barrier()  # all ranks read before any rank writes
@@ -58,13 +58,13 @@ def sparse(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Values that every rank must hold after :func:`in_turns`."""
+    """Return the values that every rank must hold after :func:`in_turns`."""
     changes = [sparse(tensor, rank) for rank, tensor in enumerate(tensors)]
     return [torch.stack(changes).sum(0)] * len(tensors)
 
 
 def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.Tensor], stamp: int) -> None:
-    """Raise a ValueError, in a sentence, unless the stamps and the number of conflicts are right."""
+    """Raise a ValueError, in a sentence, if the stamps or the number of conflicts are wrong."""
     written, (seen, before, stamps) = change != 0, of
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
@@ -79,7 +79,7 @@ def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.T
 
 
 def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Let `update` race on all ranks, without turns: `ROUNDS` updates of each rank.
+    """Race `update` on all ranks without turns: `ROUNDS` updates of each rank.
 
     Parameters
     ----------
@@ -88,12 +88,12 @@ def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[f
     update : callable
         As the module describes.
     densities : sequence of float
-        Shares of the weights an update writes, above 0, at most 1; a race for each.
+        Shares of the weights that an update writes, above 0 and at most 1, with one race for each.
 
     Returns
     -------
     list of (float, float, float)
-        Of each race: density; conflicts for each weight written; share of all added values that the weights lost.
+        For each race: the density, the conflicts per written weight, and the share of all additions lost.
     """
     found = []
     for number, density in enumerate(densities):

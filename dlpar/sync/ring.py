@@ -1,7 +1,7 @@
-"""All-reduce, bulk-synchronous: sum the gradients, then every replica makes the same update.
+"""Bulk-synchronous all-reduce: sum the gradients, then make the same update on every replica.
 
 Sources: Patarasuk and Yuan (JPDC 2009); Sergeev and Del Balso, "Horovod"
-(arXiv 1802.05799).  Nobody ever holds an old version: staleness is 0.
+(arXiv 1802.05799).  No worker ever holds an old version: staleness is 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Ring(Scheme):
-    """Every rank is a worker; each step all of them wait for the slowest."""
+    """Workers on all ranks, which wait for the slowest in each step."""
 
     kept: tuple[str, ...] = ("optimizer", "collective", "speed")
     _speed: Speed | None = None
@@ -50,7 +50,7 @@ class Ring(Scheme):
         self.under_way.append(self.comm.start(self.collective, self.replica.buckets[bucket]))
 
     def combine(self) -> None:
-        # Overlapped buckets started during the backward pass; others start now.
+        # Overlapped buckets have started during the backward pass.  Others start now.
         if self.under_way:
             wait_all(self.under_way)
         else:
@@ -59,7 +59,8 @@ class Ring(Scheme):
                 exchange(self.comm, bucket)
 
     def _allreduce(self) -> Collective:
-        """The all-reduce an experiment names; codes do not add up on their way, so they go by the owners of slices."""
+        """Return the experiment's all-reduce; codes are summed by owners of slices, because partial sums are
+        not codes."""
         sync, codec = self.experiment.sync, codec_of(self.experiment.compression)
         if codec is not None:
             return CompressedAllreduce(codec)
@@ -68,7 +69,7 @@ class Ring(Scheme):
         return self._quickest() if sync.allreduce == "auto" else ALLREDUCE[sync.allreduce]
 
     def _quickest(self) -> Collective:
-        """Measure the ranks' speed with a chunk of the longest bucket, and choose by it."""
+        """Measure the ranks' speed with a chunk of the longest bucket, and choose the algorithms."""
         comm, buckets = self.comm, self.replica.buckets
         self._speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
         names = [quickest(comm.size, bucket.nbytes, self._speed) for bucket in buckets]
@@ -80,7 +81,7 @@ class Ring(Scheme):
 
     @property
     def speed(self) -> list[float] | None:
-        """The speed measured for the choice; a resumed run keeps it, and so the algorithms and their rounding."""
+        """Return the measured speed, kept by a resumed run so that its algorithms and rounding stay the same."""
         return self._speed and list(self._speed)
 
     @speed.setter
@@ -89,9 +90,9 @@ class Ring(Scheme):
 
 
 class ShardedOptimizer(Ring):
-    """ZeRO stage 1: every worker holds all weights and gradients, and an N-th of the optimizer's state.
+    """ZeRO stage 1: every worker holds all weights and gradients, and 1/N of the optimizer state.
 
-    Each bucket has N chunks.  A worker updates a chunk of every bucket.
+    Each bucket has N chunks, and a worker updates one chunk of every bucket.
     """
 
     kept = ("optimizers",)
@@ -115,7 +116,7 @@ class ShardedOptimizer(Ring):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The update rule of each bucket's chunk."""
+        """Return the update rule of each bucket's chunk."""
         return [optimizer for optimizer, _ in self.shards]
 
     def _add_up(self, comm: Comm, bucket: torch.Tensor) -> None:
@@ -135,13 +136,13 @@ class ShardedOptimizer(Ring):
 
 
 class ShardedWeights(Scheme):
-    """ZeRO stage 3: a worker's weights are its own alone, and their gradient was summed as it was finished.
+    """ZeRO stage 3: a worker holds its own part of the weights, with the gradient already summed.
 
-    Only the update is left: :class:`dlpar.split.zero.ZeroSplit` sums gradients and lends weights.
+    Only the update remains, because :class:`dlpar.split.zero.ZeroSplit` sums gradients and gathers weights.
     """
 
     def combine(self) -> None:
-        """Do nothing: the update is done already."""
+        """Do nothing, because the gradient is already summed."""
 
 
 ZERO: dict[int, type[Scheme]] = {1: ShardedOptimizer, 3: ShardedWeights}

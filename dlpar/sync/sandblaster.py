@@ -1,4 +1,4 @@
-"""Sandblaster L-BFGS: a coordinator that sees scalars only, shards that hold all vectors, and workers with portions.
+"""Sandblaster L-BFGS: a coordinator with scalars only, shards with all vectors, and workers with portions.
 
 Sources: Dean et al., "Large scale distributed deep networks" (NIPS 2012, section 4.2 and algorithm 4); Nocedal and
 Wright, "Numerical Optimization" (2006, algorithm 7.4), for the two loops; step lengths are those of torch's LBFGS.
@@ -17,10 +17,10 @@ from dlpar.comm import ANY, Comm
 
 
 class Problem(Protocol):
-    """A loss over a whole data set, that portions of the data add up to."""
+    """A loss over a whole data set, as a sum over portions of the data."""
 
     start: Tensor
-    """Weights at first, float64, shape (n,)."""
+    """Initial weights, float64, shape (n,)."""
 
     def portion(self, number: int, of: int, weights: Tensor) -> tuple[float, Tensor]:
         """Return one portion's contribution to the loss and to its gradient."""
@@ -30,7 +30,7 @@ class Problem(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a rank returns: losses before each update on the coordinator, weights on shards, portions on workers."""
+    """Result of a rank: the coordinator's losses before each update, a shard's weights, or a worker's portions."""
 
     losses: Sequence[float] = ()
     weights: Tensor | None = None
@@ -45,7 +45,7 @@ DOT, COMBINE, L1, OPEN, END = range(5)
 """Commands to a shard, ``(command, a, b, alpha, beta)``: a · b; a = alpha a + beta b; |a|; begin a sum; the end."""
 
 X, G, D, BEFORE, HISTORY = range(5)
-"""Vectors: weights, gradient, direction, the gradient before; and behind them pairs of the history."""
+"""Vectors: weights, gradient, direction, previous gradient, then the pairs of the history."""
 
 
 def sandblaster(
@@ -59,7 +59,7 @@ def sandblaster(
     backup: bool = True,
     slow: float = 1.0,
 ) -> Outcome:
-    """Minimise by L-BFGS: rank 0 coordinates, the next ranks are shards, the others work.
+    """Minimise a problem by L-BFGS: rank 0 is the coordinator, the next ranks are shards, the others workers.
 
     Parameters
     ----------
@@ -72,13 +72,14 @@ def sandblaster(
     iterations : int
         Updates of the weights.
     portions : int
-        Pieces of the data that workers ask for one by one; many times more than workers even out their speeds.
+        Pieces of the data that workers request one by one.  Many times more pieces than workers balance their
+        speeds.
     lr, history : float, int
-        Step length after the first, and pairs of vectors kept.
+        Step length after the first step, and number of vector pairs kept.
     backup : bool, default True
-        Give out portions that are not finished a second time, when all are given out; a shard takes the first.
+        When all portions are assigned, assign unfinished portions again; a shard takes the first result.
     slow : float, default 1
-        Times that the last worker needs for a portion, of what the others need.
+        Factor on the last worker's time for a portion.
     """
     if min(shards, portions) < 1:
         raise ValueError(f"portions: got {portions} for {shards} shards, allowed is 1 or more of both")
@@ -94,7 +95,7 @@ def sandblaster(
 
 
 class _Shards:
-    """The coordinator's commands; a message has five numbers, whatever the length of a vector."""
+    """Commands of the coordinator, of five numbers each for vectors of any length."""
 
     def __init__(self, comm: Comm, shards: int, portions: int, backup: bool) -> None:
         self.comm, self.ranks, self.portions, self.backup = comm, range(1, shards + 1), portions, backup
@@ -113,7 +114,7 @@ class _Shards:
         return total
 
     def evaluate(self) -> float:
-        """Have the gradient of the present weights summed at the shards, and return the loss."""
+        """Sum the gradient at the present weights on the shards, and return the loss."""
         self.evaluation += 1
         self.tell(OPEN)
         losses: dict[int, float] = {}
@@ -130,12 +131,12 @@ class _Shards:
             of, number, loss = self._listen()
             if of == self.evaluation:
                 losses[int(number)] = loss
-        for rank in self.ranks:  # the shards have the first copy of every portion
+        for rank in self.ranks:  # the shards have the first result of every portion
             self.comm.recv(self.comm.empty(1, torch.float64), rank, RESULT)
         return sum(losses.values())
 
     def _listen(self) -> list[float]:
-        """Take the report of a worker, which is idle now."""
+        """Receive the report of a worker, which is idle now."""
         report = self.comm.empty(3, torch.float64)
         self.idle.append(self.comm.recv(report, ANY, READY).source)
         self.reports += int(report[0] >= 0)
@@ -146,7 +147,7 @@ class _Shards:
             self._listen()
         for worker in workers:
             self.comm.send(torch.tensor([-1.0, -1.0], dtype=torch.float64), worker, PORTION)
-        self.tell(END, alpha=self.reports)  # a shard takes all that was pushed, also what came late
+        self.tell(END, alpha=self.reports)  # a shard receives all pushes, also late ones
 
 
 def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, history: int) -> Outcome:
@@ -180,7 +181,7 @@ def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, h
 
 
 def _hold(comm: Comm, weights: Tensor, portions: int) -> Outcome:
-    """Hold a range of every vector, and do what the coordinator says; of each portion add the first copy only."""
+    """Hold a range of every vector, obey the coordinator, and add only the first result of each portion."""
     vectors, early = {X: weights}, list[int]()
     inbox = comm.empty(max(5, 2 + len(weights)), torch.float64)
     evaluation, pushed, missing = -1, 0, set[int]()
@@ -188,7 +189,7 @@ def _hold(comm: Comm, weights: Tensor, portions: int) -> Outcome:
     while pushed < expected:
         arrival = comm.recv(inbox, ANY, ANY)
         if arrival.tag == PULL and inbox[0] > evaluation:
-            early.append(arrival.source)  # the coordinator's word is still on its way
+            early.append(arrival.source)  # the coordinator's command is still on its way
         elif arrival.tag == PULL:
             comm.send(vectors[X], arrival.source, WEIGHTS)
         elif arrival.tag == PUSH:
@@ -218,7 +219,7 @@ def _hold(comm: Comm, weights: Tensor, portions: int) -> Outcome:
 
 
 def _work(comm: Comm, problem: Problem, lengths: list[int], portions: int, slow: float) -> Outcome:
-    """Ask for portions until there are none: take the weights, compute, push a slice to each shard, and report."""
+    """Request portions until none is left: get the weights, compute, push slices to the shards, and report."""
     weights, order = torch.zeros_like(problem.start), comm.empty(2, torch.float64)
     report, held, done = torch.full((3,), -1.0, dtype=torch.float64), -1.0, 0
     while True:

@@ -1,4 +1,4 @@
-"""Parameter server, the server's side: hold a range of the weights, answer whoever comes.
+"""Server side of the parameter server: hold a range of the weights, and answer clients.
 
 Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the rate divided by staleness;
 Chen et al., "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981), for backup workers.
@@ -24,7 +24,7 @@ from dlpar.sync.parameter_server import TAGS, Client, Kind, asks, check_servers,
 
 
 class Server:
-    """A range of the weights: it answers clients in the order in which their messages arrive.
+    """A server of a range of the weights, which answers clients in the order of their messages.
 
     Parameters
     ----------
@@ -33,15 +33,15 @@ class Server:
     clients : sequence of int
         Ranks that push here.
     answer : Packet
-        The weights this server holds, where they lie to be sent.
+        The weights this server holds, inside a packet ready to be sent.
     experiment : Experiment
-        Update rule, pull, compression, steps.
+        Defines update rule, pull, compression and steps.
     rule : Consistency
-        When pushes are applied and clients go on.
+        Decides when pushes are applied and clients continue.
     bucket : int
         Number of the bucket whose range this is.
     is_first : bool
-        One server says for all when the last step has started: two that counted apart would not agree.
+        Whether this server decides for all that the last step has started; separate counts might disagree.
     """
 
     kept: tuple[str, ...] = ("weights", "optimizer", "version", "clock")
@@ -63,7 +63,7 @@ class Server:
         # State on the device of the weights.
         self.inbox, self.first_tag = answer.wire, bucket * TAGS
         self.sum = torch.zeros_like(self.weights)
-        # To the last bit a sum depends on its order: for a run that may be resumed it is that of ranks, not of arrival.
+        # A sum's last bits depend on its order.  A run that may be resumed sums by rank, not by arrival.
         in_order = rule.gather == len(clients) and (experiment.snapshot.every or experiment.deaths.goes_on)
         self.parts: dict[int, Tensor] | None = {} if in_order else None
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
@@ -73,7 +73,7 @@ class Server:
         self.waiting: list[int] = []
         self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
-        # Pushes of a client at a time: those of its whole group, if each of them goes up alone.
+        # Pushes of a client at a time: its whole group's, if each worker's push goes up separately.
         sync = experiment.sync
         self.at_once = experiment.workers // len(self.clients) if sync.group_consistency == "asp" else 1
         pushing = len(self.clients) * self.at_once
@@ -82,7 +82,7 @@ class Server:
         self.started = pushing * self.per_answer
 
     def resume(self, done: int) -> None:
-        """Answer all clients of a run that is resumed after `done` global steps, as after their last pushes."""
+        """Answer all clients of a run resumed after `done` global steps, as after their last pushes."""
         self.pushes = self.started = done * self.total // self.experiment.steps
         self.read = dict.fromkeys(self.clients, -1)
         if self.rule.bound == 0:
@@ -90,24 +90,24 @@ class Server:
         self._let_go(*self.clients)
 
     def read_by(self, codec: Codec | None) -> None:
-        """Decode pushes by a codec from now on; None: they are gradients."""
+        """Decode pushes with a codec from now on; None: pushes are gradients."""
         self.codec, self.decoded, n = codec, torch.empty_like(self.weights), len(self.weights)
         self.wire_bytes = self.weights.nbytes if codec is None else codec.nbytes(n, self.weights.dtype)
 
     @property
     def done(self) -> int:
-        """Global steps that the weights hold."""
+        """Return the number of global steps in the weights."""
         return self.counts(self.clients[0], 0)[-1]
 
     def go_back(self, done: int) -> None:
-        """Undo the last update if the other servers have not made it: `done` is one less than ours."""
+        """Undo the last update if other servers have not made it, so that their `done` is one less."""
         if self.done > done:
             weights, self.optimizer.state = self.before
             self.weights.copy_(weights)
             self.version -= 1
 
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
-        """Do what a message of a client asks for."""
+        """Handle a client's message."""
         self.inbox = inbox
         take: dict[int, Any] = {Kind.PUSH: self._push, Kind.PULL: self._let_go, Kind.LEAVE: self._leave}
         take[kind](client)
@@ -149,7 +149,7 @@ class Server:
         self._let_go()  # no client waits for one that has stopped pushing
 
     def _let_go(self, *come: int) -> None:
-        """Answer those who wait, or have come, and may go on."""
+        """Answer waiting and new clients that may continue."""
         state, asking = self.state(), list(come)
         if state != self.judged:  # otherwise nothing has changed for waiting clients
             asking, self.waiting, self.judged = [*self.waiting, *come], [], state
@@ -171,15 +171,15 @@ class Server:
         return self.clock.slowest, self.goes_on()
 
     def may_start(self, client: int) -> bool:
-        """Return whether a client that has pushed may have weights for another step."""
+        """Return whether a client that has pushed may get weights for another step."""
         return self.rule.may_start(self.clock[client], self.clock.slowest)
 
     def apply(self) -> None:
-        """One update from the pushes gathered."""
+        """Make one update from the gathered pushes."""
         self.comm.compute(lambda: self.optimizer.step(self.sum), cost=2 * len(self.sum))
 
     def goes_on(self) -> bool:
-        """Return whether a client that is answered now may start another step."""
+        """Return whether a client answered now may start another step."""
         return self.started < self.total or not self.is_first
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
@@ -188,15 +188,16 @@ class Server:
         return self.version, self.staleness[client], lead, done
 
     def finish(self) -> None:
-        """Give all clients, which have pushed the last time, the final weights."""
+        """Send the final weights to all clients, after their last pushes."""
         for each in self.left:
             self._answer(each, 0)
 
 
 class WithBackup(Server):
-    """A server that takes the first pushes of a step, as many as its rule gathers, and drops those that come later.
+    """A server that takes the first pushes of a step, as many as its rule gathers, and drops later ones.
 
-    A client whose push is dropped gets the newest weights at once; the others wait for the update of their step.
+    A client whose push is dropped gets the newest weights at once.  The others wait for the update of their
+    step.
     """
 
     def _push(self, client: int) -> None:
@@ -220,7 +221,7 @@ class WithBackup(Server):
 
 
 class Leaf(Server):
-    """A server to a group of workers, and the one client that stands for them to the servers above."""
+    """A server for a group of workers, and their single client at the servers above."""
 
     kept = (*Server.kept, "above")
     has_model = False
@@ -241,7 +242,7 @@ class Leaf(Server):
     def apply(self) -> None:
         known = self.above.version
         self._push_up(self.sum)
-        if self.is_free:  # the push is one client's: as old as the weights that this client has
+        if self.is_free:  # the push is one client's, as old as this client's weights
             self.staleness[self.pushing] = self.above.staleness + known - self.given[self.pushing]
 
     def _push_up(self, difference: Tensor) -> None:
@@ -268,7 +269,7 @@ class Leaf(Server):
 
     def _leave(self, client: int) -> None:
         super()._leave(client)
-        # To wait here for the final weights would hold up other buckets, and leaves that wait for their pushes.
+        # Waiting here for the final weights would delay other buckets, and leaves that wait for their pushes.
         if not self.clock:
             self.above.ask(0, Kind.LEAVE)
 
@@ -278,10 +279,10 @@ class Leaf(Server):
 
 
 class OwnLeaf(Leaf):
-    """A leaf with a model of its group's own; every few updates the groups average theirs at the servers above.
+    """A leaf with a model of its own group, which groups average at the servers above every few updates.
 
-    Its change since the last average, divided by the number of groups, goes up as a gradient with learning
-    rate 1. In between each group trains by itself, like SINGA's server groups (Ooi et al. 2015).
+    Its change since the last average, divided by the number of groups, is pushed as a gradient with learning
+    rate 1. In between each group trains separately, like SINGA's server groups (Ooi et al. 2015).
     """
 
     kept = (*Leaf.kept, "agreed")
@@ -293,7 +294,7 @@ class OwnLeaf(Leaf):
         self.period = self.experiment.sync.group_period
 
     def apply(self) -> None:
-        # What workers push adds up to the gradient of a global batch; a group's part of it is scaled to a mean.
+        # Workers' pushes add up to the gradient of a global batch.  A group's part is scaled to a mean.
         self.sum.mul_(self.groups)
         super(Leaf, self).apply()
         if (self.version + 1) % self.period == 0:
@@ -310,11 +311,11 @@ class OwnLeaf(Leaf):
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) -> None:
-    """Run this rank as the server or leaf it is."""
+    """Run this rank as a server or a leaf."""
     steps, experiment = experiment.steps, outer(experiment)
     block = steps // experiment.steps  # steps of the workers for one of this server's
     sync, workers = experiment.sync, experiment.workers
-    # Servers above leaves with models of their own add up differences of models.
+    # Servers above leaves with their own models add up differences of models.
     centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
     lengths, dtype, codes = comm.broadcast(None)
     check_servers(sync.servers, lengths)
@@ -347,7 +348,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
         return server
 
     def run(comm: Comm, _: Tensor) -> Server:
-        """Serve until every client has left; gives the server of the first bucket."""
+        """Serve until every client has left, and return the server of the first bucket."""
         servers = {bucket: of_bucket(comm, bucket) for bucket in answers}
         longest = max(max(server.wire_bytes, server.weights.nbytes) for server in servers.values())
         inbox = wire.new_empty(longest)

@@ -1,7 +1,8 @@
-"""Tables of rows on servers: workers get the rows that they need and add to them, with a cache at the worker.
+"""Tables of rows on servers: workers read rows through a cache, and add to rows.
 
-Sources: Ho et al., "Petuum SSP" (NIPS 2013), for reads that may be `staleness` clocks old, and a worker's own writes in
-them; Li et al. (OSDI 2014, sections 3.3 and 3.5) for key caching and value filters; Microsoft's Multiverso for ``Get``
+Sources: Ho et al., "Petuum SSP" (NIPS 2013), for reads up to `staleness` clocks old that include a worker's
+own writes; Li et al. (OSDI 2014, sections 3.3 and 3.5) for key caching and value filters; Microsoft's
+Multiverso for ``Get``
 and ``Add`` by rows.  Row r lives on server r mod S.
 """
 
@@ -17,10 +18,10 @@ from torch import Tensor
 from dlpar.comm import ANY, Comm, Request, wait_all
 
 GET, ADD, ROWS, LEAVE = range(1, 5)
-"""Tags: a question for rows, a clock with what it added, an answer, and the end."""
+"""Tags of a request for rows, a clock with its additions, an answer, and the end."""
 
 HEAD = 4
-"""Whole numbers in front of a message: number of rows, digest of their numbers, clock, and 1 if the numbers follow."""
+"""Integers in a message's head: number of rows, digest of their numbers, clock, and 1 if the numbers follow."""
 
 DTYPE = torch.float64
 """Type of all values."""
@@ -42,17 +43,18 @@ class Table:
     servers : sequence of int
         Ranks that hold the rows.
     shape : (int, int)
-        Rows and columns; all are 0 at first.
+        Rows and columns; all values begin at 0.
     staleness : int, default 0
-        Clocks by which a row may be old when it is read; 0: every clock of all others is in it.
+        Maximal age of a row in clocks when it is read; 0: it includes every earlier clock of all others.
     threshold : float, default 0
-        Rows of which no value has changed by as much wait for a later clock (a value filter).
+        A row is held back for a later clock unless some value has changed by this much (a value filter).
 
     Attributes
     ----------
     counts : Counter
-        ``gets`` and ``pulled``: rows asked for, and those that were not in the cache; ``keys`` and ``keys_saved``: row
-        numbers sent, and those that a server knew; ``added`` and ``held_back``: rows sent, and those that waited.
+        ``gets`` and ``pulled``: rows requested, and rows missing in the cache.  ``keys`` and ``keys_saved``:
+        row numbers sent, and row numbers that a server knew.  ``added`` and ``held_back``: rows sent, and
+        rows that waited.
     """
 
     def __init__(
@@ -66,13 +68,13 @@ class Table:
         self.comm, self.servers, self.staleness, self.threshold = comm, list(servers), staleness, threshold
         self.cache, self.changes = torch.zeros(shape, dtype=DTYPE), torch.zeros(shape, dtype=DTYPE)
         self.changed = torch.zeros(shape[0], dtype=torch.bool)
-        self.stamp = torch.full((shape[0],), -1)  # the clock of the slowest worker that a cached row has seen
+        self.stamp = torch.full((shape[0],), -1)  # the slowest worker's clock included in each cached row
         self.clock_now, self.counts = 0, Counter[str]()
         self.known: set[tuple[int, int]] = set()
         self.sending: list[Request] = []
 
     def get(self, rows: Tensor) -> Tensor:
-        """Return rows, of shape (n, columns), at most `staleness` clocks old; `rows` are their numbers, each once."""
+        """Return `rows`, each number given once, at most `staleness` clocks old: shape (n, columns)."""
         old = rows[self.stamp[rows] < self.clock_now - self.staleness]
         asked = [(server, own) for n, server in enumerate(self.servers) if len(own := self._of(n, old))]
         for server, own in asked:
@@ -87,13 +89,13 @@ class Table:
         return self.cache[rows]
 
     def add(self, rows: Tensor, values: Tensor) -> None:
-        """Add to rows; the others see it from the next clock on."""
+        """Add to rows; the others see the additions from the next clock on."""
         self.changes.index_add_(0, rows, values)
         self.cache.index_add_(0, rows, values)
         self.changed[rows] = True
 
     def clock(self, threshold: float | None = None) -> None:
-        """End a clock: send each server what was added to its rows."""
+        """End a clock, and send each server the additions to its rows."""
         least = self.threshold if threshold is None else threshold
         rows = self.changed.nonzero().view(-1)
         far = self.changes[rows].abs().amax(dim=1) >= least
@@ -107,7 +109,7 @@ class Table:
         self.counts.update(added=int(far.sum()), held_back=int((~far).sum()))
 
     def leave(self) -> None:
-        """Send what was held back, and end; the servers end when all workers have."""
+        """Send the rows held back, and end; the servers end after all workers."""
         self.clock(threshold=0.0)
         wait_all(self.sending)
         for server in self.servers:
@@ -128,9 +130,10 @@ class Table:
 def serve(
     comm: Comm, workers: Sequence[int], servers: Sequence[int], shape: tuple[int, int], staleness: int = 0
 ) -> Tensor:
-    """Hold every S-th row until all workers have left, and return them; the arguments are those of :class:`Table`.
+    """Serve every S-th row until all workers have left, and return these rows; arguments as of
+    :class:`Table`.
 
-    A question at clock c is answered when the slowest worker has ended clock c - staleness.
+    A request at clock c is answered when the slowest worker has ended clock c - staleness.
     """
     own = torch.arange(servers.index(comm.rank), shape[0], len(servers))
     weights = torch.zeros(len(own), shape[1], dtype=DTYPE)

@@ -1,4 +1,4 @@
-"""A scheme typed in a notebook cell: a class with a scheme's calls, or a function that all-reduces a tensor."""
+"""Schemes typed in a notebook cell: a class with a scheme's calls, or an all-reduce function."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
-"""Methods that the training loop calls of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
+"""Methods of a scheme that the training loop calls; :class:`~dlpar.sync.Scheme` has all but `combine`."""
 
 RECORDED = frozenset(
     {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
      "memory_over_time", "slip", "lag"}
 )  # fmt: skip
-"""Names that the record of a step has by itself; facts of these names would overwrite them."""
+"""Names that each step's record already has; facts of these names would overwrite its values."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxdict = 12
 
 
 class NotFacts(TypeError):
-    """A scheme's ``facts()`` gave what cannot be recorded; the message is one sentence that says so."""
+    """A scheme's ``facts()`` returned something that cannot be recorded; the message is one sentence."""
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """The scheme an experiment carries with it, ready on this worker.
+    """Make the scheme an experiment carries as code, ready on this worker.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
         Its ``sync.code`` holds a class, made with (experiment, comm, replica), or a
         function of (comm, tensor) that leaves the sum over all ranks in the tensor.
     comm, replica
-        As of any :class:`~dlpar.sync.Scheme`.
+        As for any :class:`~dlpar.sync.Scheme`.
 
     Raises
     ------
     TypeError
-        If it holds neither, in a sentence that says what is missing.
+        If it holds neither; the sentence names what is missing.
     NotFacts
-        From the scheme's ``facts()``, at the first step that cannot be recorded with what they give.
+        If the scheme's ``facts()`` cannot be recorded, at the first such step.
     """
     typed, name = from_part(experiment.sync.code), experiment.sync.name
     complaint = not_a_scheme(typed, name)
@@ -60,15 +60,15 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
         raise TypeError(complaint)
     made = typed if isinstance(typed, type) else partial(AllReduced, allreduce=typed)
     scheme = made(experiment, comm, replica)
-    scheme.facts = partial(_recordable, scheme.facts)  # type: ignore[method-assign]  # of this one alone
+    scheme.facts = partial(_recordable, scheme.facts)  # type: ignore[method-assign]  # of this object only
     return scheme
 
 
 def not_a_scheme(typed: Any, name: str) -> str | None:
-    """Say in one sentence why a class or a function cannot be a scheme; None if it can."""
+    """Return one sentence why a class or a function cannot be a scheme; None if it can."""
     if isinstance(typed, type):
         missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
-        # Scheme.combine() only says that it is not written.
+        # Scheme.combine() only raises NotImplementedError.
         if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
             missing = ["combine"]
         if missing:
@@ -81,7 +81,7 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
 
 
 def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
-    """Check that a step can be recorded with what `facts()` gives: else a run could never be summed up."""
+    """Check that a step can be recorded with the result of `facts()`, or a run could not be summarised."""
     found = facts()
     named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
     counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]
@@ -107,7 +107,7 @@ def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str 
 
 
 class AllReduced(Scheme):
-    """Bulk-synchronous, with a function of one's own that sums the gradients on every rank."""
+    """A bulk-synchronous scheme with the user's function, which sums the gradients on every rank."""
 
     def __init__(self, *given: Any, allreduce: Callable[[Comm, torch.Tensor], Any]) -> None:
         super().__init__(*given)
