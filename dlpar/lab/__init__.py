@@ -1,4 +1,4 @@
-"""Names that a notebook uses: panels, figures, predictions, checks and source. Each is loaded on first use."""
+"""Names for notebooks: panels, figures, predictions, checks and source; each is loaded on first use."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NAMES = {
     "dlpar.systems.field": "field field_map place_of published system_panel choose_system task_bound",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
 }
-"""Names by their modules."""
+"""Names, by module."""
 
 MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.labs"}
-"""Modules by their names in a notebook."""
+"""Modules, by their names in a notebook."""
 
 _MODULE_OF = {name: module for module, names in NAMES.items() for name in names.split()}
 

@@ -1,7 +1,7 @@
-"""A collective, round by round: the contributions that each rank holds of each chunk, from real messages.
+"""Animation of a collective, round by round: each rank's contributions to each chunk, from real messages.
 
-A communicator logs the messages, and they are divided into rounds. No clock is read: a message comes after
-all messages that its sender had received before. Source: Lamport, "Time, Clocks, and the Ordering of Events
+A communicator logs the messages, which are then divided into rounds. No clock is read: a message comes after
+all messages that its sender received before. Source: Lamport, "Time, Clocks, and the Ordering of Events
 in a Distributed System" (CACM 1978).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlpar.comm.base import Collective
 
 MOST = 16
-"""Most ranks and most chunks, which a figure and the digits of a float64 can tell apart."""
+"""Most ranks and most chunks; a figure and the digits of a float64 cannot distinguish more."""
 
 CELL = 0.74
 """Width of a cell; the rest of its column is for arrows."""
@@ -38,10 +38,10 @@ def animate(
 ) -> Figure:
     """Run a collective on real ranks and show, round by round, the messages and the contents of all ranks.
 
-    A row is a rank, a column a chunk of one element. A cell lists the ranks whose contributions to its chunk
-    it holds; more contributions are darker. In a round a rank sends at most one message and receives at most
-    one, and passes on only data that it had before. So rounds are the cost of a collective on links that
-    carry one message each way at a time. The order of messages in this run does not matter.
+    A row is a rank, a column is a chunk of one element. A cell lists the ranks whose contributions it holds;
+    more contributions are darker. In a round, a rank sends at most one message, receives at most one, and
+    forwards only earlier data. So rounds are the cost of a collective on links that carry one message each
+    way at a time. The order of messages in this run does not matter.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ def animate(
     chunks : int, optional
         Elements of the tensor, 1 to 16; default: one for each rank.
     scheme : str, default "ring"
-        Scheme whose colour a complete sum has.
+        Scheme whose colour marks a complete sum.
     at : int, default 0
-        Round that is shown at first; 0 is the start.
+        Round shown at first; 0 is the start.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def animate(
     Raises
     ------
     ValueError
-        If `collective` is not a function, a number is out of range, or no message was seen, as in the library's
+        If `collective` is not a function, a number is out of range, or no message was seen, as with the library's
         own collectives.
     JobFailed
         If the collective raised or hung on a rank.
@@ -87,7 +87,7 @@ def animate(
 
 
 def contributions(value: float, workers: int) -> Counter[int] | None:
-    """Number of times that each rank's contribution is in a value; None if the value is no sum of contributions.
+    """Return how often a value contains each rank's contribution; None if it is no sum of contributions.
 
     Rank r contributes its own digit, ``B ** r``, so that no other sum has the same value.
     """
@@ -129,7 +129,7 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str, a
 
 
 def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, list], list[dict]]:
-    """Style of the cells after round k, and the arrows and words of that round."""
+    """Return the style of cells after round k, and the arrows and words of that round."""
     cells: dict[str, list] = defaultdict(list)
     now = [m for m in rounds.messages if m.round == k]
     arrived = {(m.dest, chunk) for m in now for chunk in m.changed}
@@ -152,7 +152,7 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
 
 
 def _ink(fill: str) -> str:
-    """Black or white, whichever has more contrast (WCAG 2.1, relative luminance)."""
+    """Return black or white, whichever has more contrast (WCAG 2.1, relative luminance)."""
     red, green, blue = ((int(fill[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5))
     return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
 
@@ -162,7 +162,7 @@ def _names(held: Counter[int]) -> str:
 
 
 def _short(held: Counter[int], workers: int, room: int) -> str:
-    """Contributions in a cell, in at most about `room` characters."""
+    """Return the contributions in a cell, in at most about `room` characters."""
     if set(held.values()) == {1} and len(held) == workers > 4:
         return "all"
     count = sum(held.values())  # a contribution that came twice shows as 5 of 4
@@ -171,7 +171,7 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
 
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
-    """An arrow beside the column of each chunk that a message changed; those of one chunk are side by side."""
+    """Return an arrow beside each chunk that a message changed; arrows of one chunk are side by side."""
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
     head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
     arrows = []
@@ -217,8 +217,8 @@ class LoggedMessage(NamedTuple):
     nbytes : int
         Payload.
     round : int
-        From 1. In a round a rank sends at most one message, receives at most one, and passes on
-        only data that it had before.
+        Number of the round, from 1. In a round a rank sends at most one message, receives at most
+        one, and forwards only earlier data.
     changed : list of int
         Elements of the receiver's tensor that the message changed.
     """
@@ -246,7 +246,7 @@ class Rounds(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One end of a message, as its rank saw it: ``send`` or ``recv``, and the rank's tensor before it."""
+    """One end of a message, as its rank saw it: ``send`` or ``recv``, and the rank's tensor before."""
 
     kind: str
     peer: int
@@ -256,7 +256,7 @@ class Event(NamedTuple):
 
 
 class LoggingComm:
-    """A communicator that logs every message; everything else is done by the inner communicator.
+    """A communicator that logs every message; the inner communicator does everything else.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ class LoggingComm:
 
 
 class _Receiving:
-    """A receive under way, logged once, when it is complete."""
+    """A pending receive, logged once, when complete."""
 
     def __init__(self, comm: LoggingComm, request: Request) -> None:
         self._comm, self._request, self._arrival = comm, request, None
@@ -341,9 +341,9 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
     collective : callable
         Works in place on a flat float64 tensor.
     starts : list of list of float
-        Initial tensor of each rank; there are as many ranks as lists.
+        Initial tensor of each rank; the number of lists is the number of ranks.
     timeout : float, default 20
-        Seconds after which ranks that wait for each other are ended.
+        Seconds after which ranks that wait for each other are killed.
 
     Raises
     ------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def quantity(value: float) -> str:
-    """A number in three significant digits: 12,300, 0.0312, 4.5."""
+    """Format a number with three significant digits: 12,300, 0.0312, 4.5."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if abs(value) >= 1000:
@@ -27,7 +27,7 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in everyday units: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """Format seconds in everyday units: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if 0 < seconds < 0.05:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 60:
@@ -38,12 +38,12 @@ def duration(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Seconds in three significant digits: 2 s, 12.1 ms, 7 µs."""
+    """Format seconds with three significant digits: 2 s, 12.1 ms, 7 µs."""
     return _in_units(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
 
 
 def nbytes(count: float) -> str:
-    """A number of bytes in three significant digits: 12 B, 1.2 kB, 178 MB."""
+    """Format bytes with three significant digits: 12 B, 1.2 kB, 178 MB."""
     return _in_units(count, {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
 
 
@@ -53,27 +53,27 @@ def _in_units(value: float, units: dict[str, float]) -> str:
 
 
 def listed(parts: Iterable[str]) -> str:
-    """Parts as an enumeration: ``a, b and c``."""
+    """Join parts as an enumeration: ``a, b and c``."""
     parts = list(parts)
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
 
 
 def shown_workers(experiment: Experiment, sentence: str) -> str:
-    """Add to a caption that only the first workers are drawn, where that is so."""
+    """Add to a caption that only the first workers are drawn, if workers are left out."""
     if not theme.crowded(experiment):
         return sentence
     return f"{sentence} Drawn are the first {theme.WORKERS} of {experiment.workers:,} workers."
 
 
 def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
-    """Largest relative errors of simulation and prediction against the source that counts most.
+    """State the largest relative errors of simulation and prediction, compared with the most trusted source.
 
     Parameters
     ----------
     found : mapping of str to mapping
         Values by source (see :data:`~dlpar.lab.theme.ORDER`), each by a key that sources share.
     most : float, default infinite
-        Errors from which no sentence is added.
+        Error from which no sentence is added.
     """
     base = next(source for source in theme.ORDER if found.get(source))
     sentences = []
@@ -87,7 +87,7 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
 
 
 def convergence(curve: Curve, stride: int = 1) -> str:
-    """Change of the loss of a run; one step in `stride` is drawn."""
+    """Describe the change of a run's loss; one step in `stride` is drawn."""
     first, last, steps = curve.first, curve.done.loss, curve.done.step + 1
     progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
@@ -104,7 +104,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
 
 
 def compared(unit: str, values: Mapping[str, float]) -> str:
-    """Values of several runs with their ratios to the first: ``4 workers: 1,200 samples a second, 1.7 times …``."""
+    """List values of runs with their ratios to the first: ``4 workers: 1,200 samples a second, 1.7 times …``."""
     (base, least), *others = values.items()
     each = [f"{base}: {quantity(least)} {unit}"]
     each += [f"{name}: {quantity(value)}, {quantity(value / least)} times as many" for name, value in others]
@@ -112,13 +112,13 @@ def compared(unit: str, values: Mapping[str, float]) -> str:
 
 
 BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "estimate": "about "}
-"""Words in front of a predicted throughput, by the kind of the predicted time."""
+"""Words before a predicted throughput, by the kind of the predicted time."""
 
 
 def throughput(
     total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
-    """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
+    """Describe the latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers
     end = f"; {BOUND[kind]}{quantity(predicted)} were predicted." if predicted else "."
     if workers == 1:
@@ -133,7 +133,7 @@ def throughput(
 
 
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
-    """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
+    """Describe the staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
         age = f"{quantity(mean)} updates old on average, {largest} at most"
         text = f"The weights behind a gradient were {age}" + " (dropped above 0)" * bool(experiment.backup)
@@ -149,7 +149,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
 
 
 def lead(most: Sequence[int], bound: int | None) -> str:
-    """Largest lead of the workers and its bound; `most`: the largest lead of each rank, in clocks."""
+    """Describe the workers' largest lead and its bound; `most`: the largest lead of each rank, in clocks."""
     largest = max(most)
     ahead = [f"rank {rank}" for rank, own in enumerate(most) if own == largest]
     ranks = listed(ahead) if len(ahead) <= 3 else f"{len(ahead)} workers"
@@ -161,7 +161,7 @@ def lead(most: Sequence[int], bound: int | None) -> str:
 
 
 def lanes(updates: Sequence[int]) -> str:
-    """Staleness of the arrows that are drawn."""
+    """Describe the staleness of the drawn arrows."""
     mean, n = quantity(sum(updates) / len(updates)), len(updates)
     text = f"Between the two ends of an arrow, the weights received {mean} updates of other workers"
     text = f"{text} on average, {max(updates)} at most (last {n} pushes)"
@@ -169,7 +169,7 @@ def lanes(updates: Sequence[int]) -> str:
 
 
 def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
-    """Waiting time of the workers (rows of computing, communicating, waiting), and the MB that all ranks sent."""
+    """Describe the workers' waiting time (rows: computing, communicating, waiting) and the MB that all ranks sent."""
     shares = (seconds[:, 2] / seconds.sum(axis=1).clip(min=1e-9)).tolist()
     most, fewest = (shares.index(end(shares)) for end in (max, min))
     text = f"A worker waited {sum(shares) / len(shares):.0%} of its time on average"
@@ -183,9 +183,9 @@ def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
 
 
 def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
-    """Effect of averaging over a graph on the consensus distance, called `distance`, in one step.
+    """Describe the effect of one averaging step over a graph on the consensus distance, called `distance`.
 
-    Only a graph whose edges are all used at each step has a spectral gap.
+    Only a graph that uses all edges at each step has a spectral gap.
     """
     text = f"mixing alone would multiply {distance} by {factor:.3f} a step"
     fixed = experiment.sync.exchange in ("neighbours", "push_sum")
@@ -193,7 +193,7 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
 
 
 def consensus(found: Distance, warning: str) -> str:
-    """Change of the distance between replicas, and the effect of mixing alone if it is known."""
+    """Describe the change of the distance between replicas, and the effect of mixing alone if known."""
     (first, before), (last, after) = found.first, found.last
     text = f"From step {first:,} to step {last:,} the consensus distance went "
     text += f"from {quantity(before)} to {quantity(after)}"
@@ -208,7 +208,7 @@ VERBS = {"compute": "computing", "communicate": "communicating", "wait": "waitin
 
 
 def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
-    """Share of each kind of work in a window of time, mean over the ranks drawn."""
+    """Describe the share of each kind of work in a window of time, averaged over the drawn ranks."""
     parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     idle = 1 - sum(shares.values())
     parts += [f"{idle:.0%} between phases"] if idle >= 0.02 else []
@@ -219,7 +219,7 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
 
 
 def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
-    """Speed-up of the most workers; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
+    """State the speed-up of the most workers; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
     slowest = "one" if base == 1 else f"{base}"
     if len(gains) > 1:
         slowest = f"the fastest {slowest}"
@@ -232,19 +232,19 @@ def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int)
 
 
 def crossing(first: str, second: str, at: Sequence[float], workers: Sequence[int], faster: str) -> str:
-    """Numbers of workers at which two curves cross; `faster`: the curve that is ahead with the most workers."""
+    """State the numbers of workers at which two curves cross; `faster`: the faster curve with the most workers."""
     where = listed(f"about {quantity(n)}" for n in at)
     beyond = next(n for n in workers if n > at[-1])
     return f"{first} and {second} are equally fast at {where} workers; from {beyond:,} on {faster} is faster."
 
 
 def faster_throughout(name: str, others: Sequence[str]) -> str:
-    """One curve is never below some others."""
+    """State that one curve is never below some others."""
     return f"{name} is at least as fast as {listed(others)} at every number of workers shown."
 
 
 def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, float]]) -> str:
-    """The first run to reach an accuracy, on each clock.
+    """Name the first run to reach an accuracy, on each clock.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Settings of a panel: what a page shows of an experiment's fields, made from its schema."""
+"""Controls of a panel: an experiment's fields for a page, made from its schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONLY_MEANT = {
     "split.redundancy", "split.async_allreduce", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
     "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
-"""Fields that may not be set beside values with which they have no effect; hidden, they count as unset."""
+"""Fields that must be unset beside values with which they have no effect; if hidden, they count as unset."""
 
 
 class Controls:
@@ -32,14 +32,14 @@ class Controls:
     Parameters
     ----------
     experiment : Experiment
-        Values at first.
+        Initial values.
     first : sequence of str
-        Fields on the first screen, by their paths or names.
+        Fields on the first screen, by path or name.
 
     Attributes
     ----------
     values : dict of str to object
-        As a page shows them: texts where a field is typed.
+        Values as a page shows them: text for a field that is typed.
 
     Raises
     ------
@@ -51,7 +51,7 @@ class Controls:
         self.settings = {setting.path: setting for setting in settings(experiment)}
         self.values = {path: _as_shown(setting, setting.value) for path, setting in self.settings.items()}
         self._own = experiment.sync
-        self._kept: dict[tuple[str, Any], Any] = {}  # values of fields that kinds define differently
+        self._kept: dict[tuple[str, Any], Any] = {}  # values of fields that several kinds define differently
         self.first = [self.path_of(name) for name in first]
 
     def experiment(self) -> Experiment:
@@ -67,7 +67,7 @@ class Controls:
         return Experiment(**given)
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field; where it chooses the kind of a part, fields that kinds define differently get that kind's."""
+        """Set a field; if it chooses a part's kind, also set the fields that kinds define differently."""
         before, self.values[path] = self.values[path], value
         if self.settings[path].is_head:
             for other, setting in self.settings.items():
@@ -77,13 +77,13 @@ class Controls:
                         self.values[other] = self._kept.get((other, value), field.get_default())
 
     def show(self, experiment: Experiment) -> None:
-        """Take the values of an experiment; those of kinds it does not use stay."""
+        """Take the values of an experiment; values of unused kinds stay."""
         for setting in sorted(settings(experiment), key=lambda setting: not setting.is_head):
             if setting.path in self.settings and self._of_chosen_kind(setting):
                 self.values[setting.path] = _as_shown(setting, setting.value)
 
     def path_of(self, name: str) -> str:
-        """Path of a field, by its path, its title or its name (``world``)."""
+        """Find the path of a field by its path, its title or its name (``world``)."""
         called = [p for p, s in self.settings.items() if name in (s.field.title, p.rpartition(".")[2])]
         if name in self.settings:
             return name
@@ -91,7 +91,7 @@ class Controls:
         return called[0]
 
     def fields(self) -> list[dict[str, Any]]:
-        """Describe each field for the page, those of the first screen first."""
+        """Describe each field for the page; fields of the first screen come first."""
         heads = {_part(path): self.values[path] for path, setting in self.settings.items() if setting.is_head}
         found = []
         for path in dict.fromkeys([*self.first, *self.settings]):
@@ -126,7 +126,7 @@ def settings(experiment: Experiment) -> Iterator[Setting]:
 
 
 def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
-    """The head of a part, if it has several kinds, and the fields of all kinds; shared fields once."""
+    """Return a part's head, if the part has several kinds, and the fields of all kinds; shared fields once."""
     several = [kind for kind in kinds(field) if kind.listed or isinstance(value, kind)]
     head, has_kinds = several[0].head(), len(several) > 1
     fields_of = {str(word): k.model_fields for k in several for word in choices(k.model_fields[head])}
@@ -144,7 +144,7 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
 
 
 def _part(path: str) -> str:
-    """``split`` of ``split.kind``; empty for a field of the experiment itself."""
+    """Return the part of a path: ``split`` for ``split.kind``, empty for a field of the experiment."""
     return path.rpartition(".")[0]
 
 
@@ -154,10 +154,10 @@ WITH_UNIT = {
     "bucket_mb": "bucket (MB)", "timeout": "timeout (s)", "delay_ms": "mean delay (ms)", "stall": "stall (s)",
     "zero": "ZeRO stage",
 }  # fmt: skip
-"""Labels of fields whose name does not contain their unit."""
+"""Labels of fields whose names do not contain units."""
 
 ZERO, ALL = "; 0: ", " (0: all)"
-"""Part of a description in which 0 means as many as there are, and the same for a label."""
+"""Part of a description in which 0 means all that are available, and its label."""
 
 
 class Setting(NamedTuple):
@@ -172,7 +172,7 @@ class Setting(NamedTuple):
     value : object
         Current value; the default if the current kind of its part has no such field.
     by_head : dict of str to FieldInfo
-        The field in each kind that has it, by the head that chooses the kind; empty if its part has one kind only.
+        Field of each kind that has it, by the head of the kind; empty if the part has only one kind.
     is_head : bool
         Whether the field itself chooses the kind of its part.
     """
@@ -193,11 +193,11 @@ NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
     "cluster.platform": (f"{UNSET} ({USUAL})", platform_names),
     "cluster.stand_in_for": ("the model itself", lambda: list(WORKLOADS)),
 }
-"""Text fields whose usual values have names: the label of an unset field, and the names."""
+"""Text fields whose usual values have names: label of an unset field, and names."""
 
 
 def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
-    """Describe a field for the page: label, meaning, and the kind of its widget."""
+    """Describe a field for the page: label, meaning, and kind of widget."""
     path, field, kind = setting.path, setting.field, unwrap(setting.field.annotation)
     meaning = f"one of {', '.join(setting.by_head)}" if setting.is_head else allowed(field)
     words = (field.title or WITH_UNIT.get(name := path.rpartition(".")[2]) or name).replace("_", " ")
@@ -219,7 +219,7 @@ def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
 
 
 def _as_shown(setting: Setting, value: Any) -> Any:
-    """A value as a page shows it: a choice or a flag as it is, else as it is typed (``1=4``, ``0-1,1-2``)."""
+    """Return a value as a page shows it: unchanged for a choice or a flag, else as typed (``1=4``, ``0-1,1-2``)."""
     if setting.is_head or choices(setting.field) or unwrap(setting.field.annotation) is bool:
         return value
     if isinstance(value, dict):
@@ -230,7 +230,7 @@ def _as_shown(setting: Setting, value: Any) -> Any:
 
 
 def _as_typed(setting: Setting, value: Any) -> Any:
-    """A value that was typed as the field's type, if it is one: a message then says 0 of a number, not '0'."""
+    """Convert a typed value to the field's type if possible, so that a message shows 0 instead of '0'."""
     if not isinstance(value, str):
         return value
     value, kind = value.strip(), unwrap(setting.field.annotation)

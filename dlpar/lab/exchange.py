@@ -1,10 +1,10 @@
-"""Files of a student's own folder: her predictions with the results, and the experiment that her teacher has sent.
+"""Files in a student's folder: her predictions with results, and the experiment that her teacher has sent.
 
 On a hub she may agree to share her predictions with the class. Then her answers count in the class's figures, without
 her name and her reasons (:mod:`dlpar.classroom.hub.teacher`), until she withdraws.
 
-An offer is ``{"id", "by", "at", "experiment"}``: its own name, the teacher's name, the time it was sent in seconds
-since 1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`. A panel only shows it; she decides.
+An offer is ``{"id", "by", "at", "experiment"}``: its id, the teacher's name, the time of sending in seconds since
+1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`. A panel only shows it; she decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = ["lab", "question", "predicted", "found", "how", "unit", "because", "a
 
 
 def ledger() -> Path:
-    """File with one line for each prediction that was revealed."""
+    """Return the file with one line for each revealed prediction."""
     return runs_folder().with_name("predictions.jsonl")
 
 
@@ -38,7 +38,7 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
     Parameters
     ----------
     key : str
-        Key of the question, such as ``"02-stale"``, which begins with the lab.
+        Key of the question, which begins with the lab, such as ``"02-stale"``.
     question : str
         Text of the question.
     answer : Answer
@@ -61,18 +61,18 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """The latest entry of each question."""
+    """Return the latest entry of each question."""
     found: dict[str, dict[str, Any]] = {}
     with suppress(OSError), open_plain(ledger()) as file:
         for line in file:
-            with suppress(ValueError, KeyError, TypeError):  # torn by a full disk
+            with suppress(ValueError, KeyError, TypeError):  # cut off by a full disk
                 entry = json.loads(line)
                 found[entry["key"]] = entry
     return found
 
 
 def predictions() -> pd.DataFrame:
-    """Your predictions and the results, one row for each question.
+    """Return your predictions and the results, one row for each question.
 
     Nobody else sees them unless you share them with the class; :func:`forget_predictions` deletes them.
     """
@@ -107,7 +107,7 @@ def share_predictions(agrees: bool) -> None:
 
 
 def shared_answers() -> list[dict[str, Any]] | None:
-    """Entries that count in the class's figures, without reasons and times; None if the student does not share."""
+    """Return entries for the class's figures, without reasons and times; None if the student does not share."""
     if not is_shared():
         return None
     return [{name: entry[name] for name in SHARED} for entry in entries().values() if SHARED <= entry.keys()]
@@ -132,7 +132,7 @@ def put_offer(offer: dict[str, Any] | None) -> None:
     Raises
     ------
     ValueError
-        If it is not an offer, or too long.
+        If the argument is no offer or is too long.
     """
     if offer is None:
         _offered().unlink(missing_ok=True)
@@ -148,7 +148,7 @@ def put_offer(offer: dict[str, Any] | None) -> None:
 
 
 def current_offer() -> dict[str, Any] | None:
-    """The current offer; None if there is none, or if it is too old."""
+    """Return the current offer; None if there is none or if it is too old."""
     try:
         offer = json.loads(_offered().read_bytes())
     except (OSError, ValueError):
@@ -159,5 +159,5 @@ def current_offer() -> dict[str, Any] | None:
 def _is_offer(found: Any) -> bool:
     match found:
         case {"id": str(), "by": str(), "at": int() | float(), "experiment": {"sync": {"scheme": scheme}}}:
-            return scheme != "own"  # which is somebody's code
+            return scheme != "own"  # this is a user's code
     return False

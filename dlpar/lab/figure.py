@@ -1,4 +1,4 @@
-"""A static figure with its caption and its data, in the style of the live figures."""
+"""Static figures with captions and data, in the style of the live figures."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from dlpar.jobs.run import Run
 from dlpar.lab import theme
 
 ROWS = 100
-"""Rows of each series in the table under a figure; :func:`table` returns all."""
+"""Rows of each series in the table under a figure; :func:`table` returns all rows."""
 
 
 class Figure(go.Figure):
-    """A plotly figure; in a notebook its caption and its data as a table appear under it.
+    """A plotly figure; a notebook shows the caption and a data table below.
 
-    All of it is saved in the notebook, so it is visible without a kernel, too.
+    The notebook saves everything, so the figure is also visible without a kernel.
     """
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         plotted = json.loads(self.to_json())
-        plotted["layout"].pop("template", None)  # 7 kB of defaults that no figure here uses
+        plotted["layout"].pop("template", None)  # 7 kB of defaults that no figure uses
         display({"application/vnd.plotly.v1+json": plotted, "text/plain": caption(self)}, raw=True)
         display({"text/html": _below(self), "text/plain": caption(self)}, raw=True)
 
 
 def caption(figure: go.Figure) -> str:
-    """Caption of a figure; empty if it has none."""
+    """Return the caption of a figure; empty if there is none."""
     return (figure.layout.meta or {}).get("caption", "")
 
 
 def table(figure: go.Figure) -> pd.DataFrame:
-    """All points of a figure: a column with the name of the series, then columns named after the axes."""
+    """Return all points of a figure: a column with the series' name, then columns named after the axes."""
     return pd.concat(_tables(figure), ignore_index=True) if figure.data else pd.DataFrame(columns=["series"])
 
 
 def _tables(figure: go.Figure) -> list[pd.DataFrame]:
-    """One frame per trace, or the table of the figure if it has one."""
+    """Return one frame per trace, or the figure's table if it has one."""
     if "table" in (figure.layout.meta or {}):
         return [pd.DataFrame(figure.layout.meta["table"])]
     found = []
@@ -60,7 +60,7 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
 
 
 def _below(figure: go.Figure) -> str:
-    """Caption and table (open if the figure has ``open``) as HTML, in a style that follows the page's theme."""
+    """Return caption and table as HTML in the page's theme; the table is open if the figure has ``open``."""
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
@@ -76,7 +76,7 @@ def _below(figure: go.Figure) -> str:
 
 
 def blank(height: int = 430, **layout: Any) -> Figure:
-    """A figure without data; `height` in pixels."""
+    """Return a figure without data; `height` in pixels."""
     return Figure(layout=go.Layout(**theme.layout(**layout), height=height, template=None))
 
 
@@ -84,14 +84,14 @@ Runs = Run | Sequence[Run]
 """One run or several."""
 
 Names = Sequence[str] | None
-"""Name of each of several runs; None: the settings in which it differs from the others."""
+"""Name of each run; None: the settings in which the run differs from the others."""
 
 Table = tuple[Sequence[str], Sequence[Sequence]]
 """Heads and rows of a table."""
 
 
 def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts: Any) -> Figure:
-    """The figure with its caption and, instead of its traces' points, a table under it.
+    """Attach a caption to a figure and, optionally, a table that replaces the traces' points.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts
     table : Table, optional
         Default: the points of all traces.
     **facts
-        Kept beside them, such as the bubble of a schedule; ``open=True`` opens the table at first.
+        Further facts, such as the bubble of a schedule; ``open=True`` opens the table at first.
     """
     heads, rows = table or ((), ())
     columns = {head: [row[n] for row in rows] for n, head in enumerate(heads)}
@@ -113,7 +113,7 @@ Part = tuple[theme.Look, Sequence[float]]
 """Attributes of a part of stacked bars, and its length in each row."""
 
 Marks = Sequence[float | None]
-"""Place of a stroke across each row; None: there is none."""
+"""Place of a stroke across each row; None: no stroke."""
 
 
 def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
@@ -135,7 +135,7 @@ def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: 
     parts : mapping of str to (dict, sequence of float)
         Name of each part -> its attributes and its length in each row; parts without length are left out.
     marks : (str, sequence of float or None)
-        Name of the strokes and the place of each; None: there is none.
+        Name of the strokes and the place of each; None: no stroke.
     """
     ends = map(sum, zip(*(lengths for _, lengths in parts.values())))
     places, known = list(range(len(names))), [(at, row) for row, at in enumerate(marks[1]) if at]
@@ -153,13 +153,13 @@ def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: 
 
 
 def require(fine: bool, sentence: str) -> None:
-    """Raise ValueError with a sentence unless a condition is fine."""
+    """Raise ValueError with a sentence unless a condition holds."""
     if not fine:
         raise ValueError(sentence)
 
 
 def listed(runs: Runs) -> list[Run]:
-    """Return one run or several as a list; raise ValueError if there is none, or if one is something else."""
+    """Return one run or several as a list; raise ValueError for an empty list or another type."""
     runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
     for run in runs:
         require(isinstance(run, Run), f"runs: got {run!r:.60}, allowed is a run or several")
@@ -173,7 +173,7 @@ def finished(runs: Runs, titles: Names = None) -> list[Run]:
     Raises
     ------
     ValueError
-        If a run has no finished step, or the number of titles is not that of the runs.
+        If a run has no finished step, or the numbers of titles and runs differ.
     """
     runs = listed(runs)
     got = len(runs if titles is None else titles)

@@ -1,10 +1,10 @@
-"""Closed forms: what messages, collectives and steps should cost on links that are known by two numbers.
+"""Closed forms: the predicted cost of messages, collectives and steps on links with latency and bandwidth.
 
     collectives.py counts.py      one collective: seconds; messages and bytes
     servers.py mixing.py          parameter servers; averaging with neighbours
     overlap.py                    communication beside computation
     pipeline.py layers.py         schedules of stages; what the ranks of one replica send for each layer
-    step.py                       `predict(experiment)`, which puts them together for a whole step
+    step.py                       `predict(experiment)`, which combines these forms for a whole step
     scaling.py                    speed-up, efficiency, crossings; the slowest of several workers
     surviving.py                  snapshots, failures, goodput, copies in memory
     calibrate.py                  this machine as a platform

@@ -21,22 +21,22 @@ from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
 
 STEPS, WARM = 80, 20
-"""Steps of a run, and the first of them, which pass before times settle."""
+"""Steps of a run, and the number of first steps before times settle."""
 
 QUICK, THOROUGH = 3, 9
-"""Runs of each kind: where a reader waits for the figures, and where somebody asked to measure."""
+"""Runs of each kind: while a reader waits for the figures, and when a user asks for a measurement."""
 
 SMALL, LARGE = 64, 256
-"""Samples a rank takes of a step, to tell the time of a step from that of a sample."""
+"""Samples of a rank in a step, in two sizes, to separate the time of a step from the time of a sample."""
 
 RANKS = 64
-"""Most ranks that real processes are started for."""
+"""Most ranks that are started as real processes."""
 
 LIMIT = 60.0
 """Seconds a run may take."""
 
 FAR = (16, 1 << 20, 1 << 22)
-"""Bytes of messages between hosts: switches and rate limits let through some 100 kB faster than they can go on."""
+"""Bytes of messages between hosts; switches and rate limits pass the first 100 kB faster than long messages."""
 
 SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
 """Fields of every run."""
@@ -87,10 +87,10 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
 
 
 def between_hosts(hostfile: str) -> dict[str, Any]:
-    """Return the nodes of a platform, the devices of each, and the link between them, for the hosts of a hostfile.
+    """Return a platform's nodes, their devices and the link between nodes, for the hosts of a hostfile.
 
-    Half of the messages that training sends pass one that comes.  Where these share what the
-    link or the processors can do, both directions are slower than one alone: the mean of their times counts.
+    In training, half of the messages are sent while another one arrives.  If both directions share the capacity of
+    the link or the processors, each is slower than alone.  The mean of the times with and without sharing counts.
     """
     check_machine(Experiment(workers=2, cluster={"hostfile": hostfile}))
     hosts = hosts_of(hostfile)
@@ -113,10 +113,10 @@ def between_hosts(hostfile: str) -> dict[str, Any]:
 
 
 def computing(few: float, many: float) -> Device:
-    """Return a core as a device, by the seconds of steps of the default model with `SMALL` and `LARGE` samples.
+    """Return a core as a device, from the step times of the default model with `SMALL` and `LARGE` samples.
 
-    Its neighbour does the same, and they exchange nothing before the last step.  So a step is an
-    overhead and so much a sample.
+    A neighbour core does the same, and the two exchange nothing before the last step.  So a step's time is an
+    overhead and a constant time for each sample.
     """
     a_sample = (many - few) / (LARGE - SMALL) if many > few else many / LARGE
     overhead = max(0.0, many - LARGE * a_sample)
@@ -125,13 +125,13 @@ def computing(few: float, many: float) -> Device:
 
 
 def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
-    """Return the link as two ranks that train see it, with the bandwidth that explains their steps' seconds.
+    """Return the link between two training ranks, with the bandwidth that explains their step times.
 
-    In training a gradient comes from another core's cache, and is added up: that takes
-    longer than a ping-pong message.  Beside computing, two latencies and
-    ``k nbytes / bandwidth`` are left of a step.  k is 1 on a ring, and 3 with a server,
-    which gets two gradients one after the other and answers the first while the second
-    is answered.
+    In training a gradient comes from another core's cache and is added.  That takes
+    longer than a ping-pong message.  Besides computing, a step takes two latencies and
+    ``k nbytes / bandwidth``.  k is 1 on a ring, and 3 with a server: the server receives
+    two gradients one after the other, and sends its first answer during the second
+    receive.
     """
     experiment = Experiment(workers=2)
     own = sizes(experiment)
@@ -144,16 +144,16 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
 
 
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
-    """Return the seconds of a settled step of each experiment, in the quickest of some runs.
+    """Return the seconds of a settled step of each experiment, in the fastest of several runs.
 
-    In the others ranks waited for a core.  Experiments take turns, so that a machine that is busy for
-    a while disturbs all of them, and none in all its runs.
+    In slower runs, ranks waited for a core.  Experiments take turns: a machine that is busy for a while disturbs
+    all experiments, but none in all its runs.
     """
     return [min(taken) for taken in zip(*([_step_seconds(e) for e in experiments] for _ in range(runs)))]
 
 
 def _step_seconds(experiment: Experiment) -> float:
-    """Return the median seconds of a step of one run, which is not kept."""
+    """Return the median seconds of a step of one run, and delete the run."""
     with tempfile.TemporaryDirectory("", "spmd-", runtime_folder(), ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "experiment.json").write_text(experiment.to_json())
@@ -167,5 +167,5 @@ def _step_seconds(experiment: Experiment) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Round to the digits that a measurement is worth."""
+    """Round to the significant digits of a measurement."""
     return float(f"{value:.3g}")

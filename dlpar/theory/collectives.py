@@ -1,6 +1,6 @@
-"""Closed forms of one collective, called by all ranks at the same moment.
+"""Closed forms of one collective that all ranks call at the same moment.
 
-They hold where every rank has ports of its own on equal links (`dlpar.worlds.platforms`). Latencies of
+They hold if every rank has its own ports on equal links (`dlpar.worlds.platforms`). Latencies of
 messages to one rank overlap, and their bytes arrive one after the other.
 """
 
@@ -14,7 +14,7 @@ from dlpar.theory.counts import named
 from dlpar.worlds.platforms import Link
 
 EAGER = 65_536
-"""Bytes of a short message, where nothing else is said: a platform's default."""
+"""Bytes of a short message by default, as of a platform."""
 
 
 def collective_seconds(
@@ -28,7 +28,7 @@ def collective_seconds(
     adding: float = 0.0,
     eager: float = EAGER,
 ) -> float:
-    """Return the seconds from the moment all ranks call a collective until the last of them has the result.
+    """Return the seconds from the moment all ranks call a collective until the last rank has the result.
 
     ====================  ============================================  =======================
     name                  seconds; a = latency, b = nbytes / bandwidth  source
@@ -87,20 +87,20 @@ HALVES = {
     "tree": ("tree_reduce", "tree_broadcast"),
     "ring": ("ring_reduce_scatter", "ring_allgather"),
 }
-"""Collectives that are two others, one after the other."""
+"""Collectives that consist of two others, one after the other."""
 
 
 def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
-    """Return the seconds until one rank has received and added so many messages that were sent to it at once.
+    """Return the seconds in which one rank receives and adds messages that are sent to it at once.
 
-    While it takes and adds one, the next comes in: the slower of the two sets the pace.
+    While the rank takes and adds one message, the next one arrives: the slower of the two sets the pace.
     """
     b, add = nbytes / link.bandwidth, link.overhead + add
     return link.latency - link.overhead + max(messages * b + add, b + messages * add) if messages else 0.0
 
 
 def leaving(messages: int, link: Link, nbytes: float, eager: float = EAGER) -> float:
-    """Return the seconds until the last of so many messages, sent by one rank to others, is there."""
+    """Return the seconds until the last of several messages from one rank to others arrives."""
     if nbytes <= eager:  # it prepares one while another leaves
         return incast(messages, link, nbytes)
     a_message = link.overhead + nbytes / link.bandwidth
@@ -137,7 +137,7 @@ def _seconds(
 
 
 def _binomial(n: int, a: float, b: float, busy: float) -> float:
-    """Return the seconds of a binomial tree: child after child, each `busy` for a parent that has others."""
+    """Return the seconds of a binomial tree; each child keeps a parent with several children `busy`."""
     ready, distance = [0.0] * n, 1
     while distance < n:
         for parent in range(0, n - distance, 2 * distance):
@@ -155,7 +155,7 @@ def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> flo
 def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
     rounds = n.bit_length() - 1
     p = 1 << rounds
-    # Ranks that fold begin later: at their ports a message of a later round, a quarter of the tensor at most, may
+    # Ranks that fold begin later: at their ports a message of a later round, at most a quarter of the tensor, may
     # get in front of one that all wait for.
     folded = 2 * link.seconds(nbytes) + add + nbytes / 4 / link.bandwidth if n > p else 0.0
     halves = sum(link.seconds(nbytes / 2**i) for i in range(1, rounds + 1))
@@ -163,10 +163,10 @@ def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """Fit the link on which messages of `sizes` bytes would take about `seconds`.
+    """Fit a link on which messages of `sizes` bytes take about `seconds`.
 
-    Least squares of the relative error, so that short messages fix the latency and
-    long ones the bandwidth.
+    The fit is least squares of the relative error, so that short messages fix the
+    latency and long ones the bandwidth.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
             f"sizes: got {len(sizes)} for {len(seconds)} times, allowed are two different ones or more, "
             f"and a time above 0 for each"
         )
-    from scipy.optimize import nnls  # here: takes longer to load than all else of this room
+    from scipy.optimize import nnls  # here: takes longer to load than the rest of this package
 
     # Minimise the sum of (latency / t + slope B / t - 1)^2; in microseconds and megabytes numbers are alike.
     rows = [(1e-6 / t, 1e-6 * size / t) for size, t in zip(sizes, seconds)]

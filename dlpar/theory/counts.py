@@ -1,7 +1,7 @@
-"""Messages and bytes of collectives, counted before they run and exact to the last one.
+"""Messages and bytes of collectives, counted before they run, and exact.
 
-Notation: N ranks, a tensor of n elements of s bytes. Of k chunks of a tensor the first ``n mod k`` have one
-element more than the others.
+Notation: N ranks, a tensor of n elements of s bytes. If a tensor has k chunks, the first ``n mod k`` chunks have
+one element more than the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Cost:
     Attributes
     ----------
     messages, bytes : int
-        By all ranks together.
+        Sent by all ranks together.
     busiest_messages, busiest_bytes : int
-        The most that any one rank sends of each.
+        Most messages and most bytes of any rank.
     """
 
     messages: int
@@ -79,8 +79,8 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     Raises
     ------
     ValueError
-        If the name is none of these (the library's collectives do not tell what they send), or `ranks`
-        or `group` is below 1.
+        If the name is none of these, or `ranks` or `group` is below 1.  The library's collectives do not tell what
+        they send.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
 
 
 def named(name: str, **numbers: int) -> str:
-    """Return the name in `COLLECTIVES` of a collective that is called with some numbers.
+    """Return the name of a collective in `COLLECTIVES`, after checking the numbers of a call.
 
     Raises
     ------
@@ -110,20 +110,20 @@ def named(name: str, **numbers: int) -> str:
 
 
 def from_one(**numbers: float) -> None:
-    """Raise `ValueError` if one of some numbers is below 1."""
+    """Raise `ValueError` if one of the numbers is below 1."""
     for field, value in numbers.items():
         if value < 1:
             raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
 
 
 def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
-    """Elements a rank does not send in a ring all-reduce: chunk rank + 1 when adding, rank + 2 when copying."""
+    """Return the elements a rank does not send in a ring all-reduce: chunk rank + 1 (adding) and rank + 2 (copying)."""
     longer = sum((rank + step) % ranks < n % ranks for step in (1, 2))
     return 2 * (n // ranks) + longer
 
 
 def _whole(messages: int, busiest: int, n: int) -> tuple[int, int, int, int]:
-    """Count messages of a whole tensor, of all ranks and of the busiest."""
+    """Count messages of a whole tensor: of all ranks, and of the busiest."""
     return messages, messages * n, busiest, busiest * n
 
 
@@ -155,7 +155,7 @@ def _double_tree(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
 def _hierarchical(ranks: int, n: int, group: int) -> tuple[int, int, int, int]:
     groups = -(-ranks // group)
     inside, around = 2 * (ranks - groups), 2 * (groups - 1)
-    # The first rank of a group sends the others a tensor each, and its part of a ring that leaves out two chunks.
+    # The first rank of a group sends each other rank a tensor, and its part of a ring without two chunks.
     firsts = (
         (min(group, ranks - number * group) + 1) * n - _ring_leaves_out(number, groups, n)
         for number in range(groups)
@@ -179,7 +179,7 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
     "halving_doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
-"""Collectives that have a form: from ranks, elements and group to messages and elements, of all and of the busiest."""
+"""Closed forms by collective: ranks, elements and group give messages and elements, of all and of the busiest."""
 
 
 def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
@@ -202,7 +202,7 @@ def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbat
     """Return the bytes that all ranks together send a step with ZeRO (Rajbhandari et al., arXiv 1910.02054, 7.2).
 
     A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both, once a
-    step.  Stage 3 gathers weights for every forward and every backward pass, and then adds up gradients: 1.5
+    step.  Stage 3 gathers weights for every forward and every backward pass, and then sums gradients: this is 1.5
     times as much, for each micro-batch.
     """
     halves = 3 * microbatches if zero == 3 else 2

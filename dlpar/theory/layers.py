@@ -1,6 +1,6 @@
-"""The layers of a model and the payload its ranks send for each, from the fields of an experiment alone.
+"""Layers of a model, and the payload that ranks send for each layer, from an experiment's fields alone.
 
-Nothing is built and torch is not loaded.  Names and order of the layers are those of :mod:`dlpar.models`.
+No model is built and torch is not loaded.  Names and order of the layers are those of :mod:`dlpar.models`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHARACTERS = 96
 INPUTS = {
     "digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "diabetes": (10,), "docstrings": (1000,),
 }  # fmt: skip
-"""Shape of a sample by data set: channels, height and width of an image; features; or words that are counted."""
+"""Shape of a sample by data set: channels, height and width of an image; features; or number of words."""
 
 BOUNDARY = "boundary after "
 """Prefix of the last layer on one side of a pipeline's boundary."""
@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-    """A tensor of weights: its elements, and the FLOPs a sample costs because of it, forward and backward."""
+    """A tensor of weights: its elements, and its FLOPs for a sample, forward and backward."""
 
     parameters: int
     flops: float
@@ -65,12 +65,12 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes(Payload):
-    """Parameters and FLOPs of a model of our own, by the names of a :class:`~dlpar.worlds.platforms.Workload`.
+    """Parameters and FLOPs of one of our models, named as in a :class:`~dlpar.worlds.platforms.Workload`.
 
     Attributes
     ----------
     layers : tuple of Tensor
-        Each tensor by itself, in the order in which the backward pass finishes their gradients.
+        Each tensor, in the order in which the backward pass finishes gradients.
     flops : float
         FLOPs of a sample, forward and backward.
     itemsize : int
@@ -83,7 +83,7 @@ class Sizes(Payload):
 
 
 def sizes(experiment: Experiment) -> Sizes:
-    """Return the sizes of an experiment's own model: the ones `dlpar.models` would build and count."""
+    """Return the sizes of an experiment's own model, as `dlpar.models` would build and count them."""
     rows = layers(experiment)
     tensors = [tensor for layer in rows for tensor in layer.tensors]
     flops = sum(tensor.flops for tensor in tensors) + sum(layer.flops for layer in rows)
@@ -102,7 +102,7 @@ def layers(experiment: Experiment) -> list[Layer]:
 
 
 def _product(inputs: int, outputs: int, places: int = 1) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a product applied at so many places: 2 FLOPs a multiply-add, in three passes."""
+    """Return weight and bias of a product at several places: 2 FLOPs a multiply-add, in three passes."""
     return Tensor(inputs * outputs, 6 * inputs * outputs * places), Tensor(outputs, 0)
 
 
@@ -132,7 +132,7 @@ def _hidden(model: Model, shape: Shape) -> list[Layer]:
 
 def _transformer(model: Model, context: int) -> list[Layer]:
     width, rows = model.width, (context, model.width)
-    # The output reads the weight that embeds characters, so its FLOPs are noted there.
+    # The output uses the weight that embeds characters, so its FLOPs are noted there.
     embedding = Tensor(CHARACTERS * width, 6 * CHARACTERS * width * context), Tensor(context * width, 0)
     norm = _norm("norm", rows, width)
     attention = norm.tensors + 4 * _product(width, width, context)
@@ -150,11 +150,11 @@ class Exchange(NamedTuple):
     Attributes
     ----------
     layer : str
-        The layer it belongs to; ``whole`` for outputs that are put together.
+        Layer of the collective; ``whole`` for outputs that are put together.
     collective : str
         A name of :func:`dlpar.theory.counts.closed_form`.
     elements : int
-        Elements of the tensor, all ranks' pieces together.
+        Elements of the tensor, with the pieces of all ranks.
     """
 
     layer: str
@@ -163,23 +163,23 @@ class Exchange(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Payload: messages, and the elements in all of them."""
+    """Payload: messages, and their elements in total."""
 
     messages: int
     elements: int
 
 
 def payload(exchanges: Sequence[Exchange], ranks: int) -> Sent:
-    """Return the payload of some exchanges, sent by so many ranks together."""
+    """Return the payload of exchanges, sent by all ranks together."""
     costs = [closed_form(each.collective, ranks, each.elements, itemsize=1) for each in exchanges]
     return Sent(sum(cost.messages for cost in costs), sum(cost.bytes for cost in costs))
 
 
 def exchanges(experiment: Experiment) -> list[Exchange]:
-    """Return the collectives of the first replica in a step of an experiment whose split is tensor.
+    """Return the collectives of the first replica in a step of a tensor-parallel experiment.
 
-    Of L layers with weights in an mlp or cnn the odd ones are cut by outputs and the even ones
-    by inputs; activations and their gradients are counted in elements a sample, b samples.
+    An mlp or cnn has L layers with weights.  Odd layers are cut by outputs, even layers by
+    inputs.  Activations and their gradients are counted in elements a sample, for b samples.
 
     =====================  ==================================================================
     all-reduce, forward    b · outputs of each even layer
@@ -187,7 +187,7 @@ def exchanges(experiment: Experiment) -> list[Exchange]:
     all-gather, forward    b · classes, if L is odd
     =====================  ==================================================================
 
-    With redundancy see :func:`redundant_pieces`.  A transformer's are in :func:`transformer_exchanges`.
+    For redundancy see :func:`redundant_pieces`, for a transformer :func:`transformer_exchanges`.
     Source: Shoeybi et al. (arXiv 1909.08053), section 3.
     """
     model, batch = experiment.model, experiment.local_batch(0)
@@ -210,8 +210,8 @@ def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> l
     """Return the collectives of a transformer: b samples of s positions, h wide, v characters.
 
     Each block takes two all-reduces of b·s·h forward and two backward (Shoeybi et al., arXiv
-    1909.08053, section 3); the embedding one forward, the output one backward and an all-gather
-    of b·s·v scores.
+    1909.08053, section 3).  The embedding takes one forward.  The output takes one backward,
+    and an all-gather of b·s·v scores.
     """
     names = ["embed", *(f"block{i}" for i in range(1, depth + 1) for _ in range(4)), "output"]
     reduced = [Exchange(name, "ring", batch * context * width) for name in names]
@@ -226,9 +226,9 @@ def transformer_layer_elements(batch: int, context: int, width: int, ranks: int)
 def redundant_pieces(
     batch: int, inputs: int, neurons: int, ranks: int, redundancy: float
 ) -> tuple[int, int, int]:
-    """Return the pieces that one rank of t sends t-1 times each, for a fully connected layer with redundancy.
+    """Return the pieces that each of t ranks sends t-1 times, for a fully connected layer with redundancy.
 
-    With n/t neurons of i inputs on each rank, c of them computed by all, and b samples:
+    Each rank has n/t neurons with i inputs.  All ranks compute c of these neurons.  For b samples:
 
     ===========  =======================  =============  =====================
     piece        sent                     elements       FLOPs of the rank
@@ -267,7 +267,7 @@ def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
 
 
 def elements_by_layer(experiment: Experiment) -> dict[str, int]:
-    """Return the elements that all ranks of a replica send inside layers; layers that send nothing are left out.
+    """Return the elements that a replica's ranks send inside layers, without layers that send nothing.
 
     ==========  ===========  ==================================================================
     split       layer        elements
@@ -280,7 +280,7 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
     pipeline    `SHARED`     v·h by the first stage and by the last, which both have tied weights
     ==========  ===========  ==================================================================
 
-    A pipeline of cut layers has a form for transformers only, and none where it recomputes.
+    A pipeline of cut layers has a form for transformers only, and none if it recomputes.
     """
     kind, ranks = experiment.split.kind, experiment.split.axes(experiment.workers)
     if kind == "spatial":
@@ -299,8 +299,8 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
 def boundary_elements(experiment: Experiment, layer: str) -> int:
     """Return the elements sent over a pipeline's boundary behind a layer.
 
-    Its output goes forward and as many gradients come back: b·s·h each way (Narayanan et al., arXiv
-    2104.04473, section 4.1), by each of the ranks of a stage.
+    The output goes forward, and as many gradients come back: each rank of a stage sends b·s·h each way (Narayanan
+    et al., arXiv 2104.04473, section 4.1).
     """
     output = next(each.output for each in layers(experiment) if each.name == layer)
     ranks = experiment.split.axes(experiment.workers).get("tensor", 1)
@@ -314,7 +314,7 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
         if layer.name == "flatten":
             break
         if layer.name.startswith("conv"):
-            # Halos add up to that of one piece that had the neighbours of all.
+            # Halos add up to the halo of one piece with the neighbours of all pieces.
             halos = halo(batch, channels, height, width, 1, 2 * (rows - 1), 2 * (columns - 1))
             found[layer.name] = ways * halos.elements
             weights += sum(tensor.parameters for tensor in layer.tensors)
@@ -329,7 +329,7 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
 def halo(
     samples: int, channels: int, height: int, width: int, radius: int, vertical: int = 2, horizontal: int = 2
 ) -> Sent:
-    """Return the payload that a rank sends for its halo in one direction: a message to each neighbour.
+    """Return the payload of a rank's halo exchange in one pass: a message to each neighbour.
 
     The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N samples
     and C channels, a piece has h = H / p_h rows and w = W / p_w columns.  An interior rank sends N C (2 r (h
@@ -340,9 +340,9 @@ def halo(
     Parameters
     ----------
     samples, channels : int
-        Of the layer's input.
+        Samples and channels of the layer's input.
     height, width : int
-        Rows and columns of the rank's own piece, no less than `radius`.
+        Rows and columns of the rank's own piece, at least `radius`.
     radius : int
         r.
     vertical, horizontal : int, default 2
@@ -362,6 +362,6 @@ def halo(
         most = min(height, width)
         raise ValueError(f"radius: got {radius}, allowed with a piece of {height} × {width} is 0 to {most}")
     messages = (1 + vertical) * (1 + horizontal) - 1 if radius else 0
-    # As many numbers as the piece would gain if it had a border of r on the sides of its neighbours.
+    # The numbers that the piece would gain with a border of r on the sides of its neighbours.
     border = (height + vertical * radius) * (width + horizontal * radius) - height * width
     return Sent(messages, samples * channels * border)

@@ -1,4 +1,4 @@
-"""Closed forms of communication beside computation: buckets, and when each has been sent."""
+"""Closed forms of overlapped communication: buckets, and the time at which each has been sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Overlapped(NamedTuple):
-    """Ends of computing and of sending the last bucket: seconds from a common start."""
+    """Ends of computing and of the last bucket's sending, in seconds from a common start."""
 
     computed: float
     sent: float
@@ -16,13 +16,13 @@ class Overlapped(NamedTuple):
 def overlapped(
     ready: Sequence[float], taking: Sequence[float], computed: float, beside: float = 1.0
 ) -> Overlapped:
-    """Follow a computation that hands out buckets on its way, which one progress thread sends in order.
+    """Time a computation that produces buckets, and one progress thread that sends the buckets in order.
 
-    Bucket k begins when its gradients are there and bucket k-1 has been sent,
+    Bucket k begins when its gradients are ready and bucket k-1 has been sent,
 
         end_k = max(ready_k, end_(k-1)) + taking_k
 
-    and while anything is sent the computation goes on at the speed `beside`.
+    and during sending the computation continues at the speed `beside`.
 
     Sources: Zhang et al., "Poseidon" (USENIX ATC 2017), section 3.1; Shi, Chu and Li, "MG-WFBP"
     (arXiv 1811.11141), section III, for the recurrence; Li et al., "PyTorch Distributed" (VLDB
@@ -31,13 +31,13 @@ def overlapped(
     Parameters
     ----------
     ready : sequence of float
-        Seconds of undisturbed computing after which each bucket's gradients are there, ascending.
+        Seconds of undisturbed computing after which each bucket's gradients are ready, ascending.
     taking : sequence of float
         Seconds of each bucket's all-reduce.
     computed : float
         Seconds of the whole computation, undisturbed.
     beside : float, default 1
-        Speed of computing beside communication, from 0 (it stands still) to 1 (it is not disturbed).
+        Speed of computing during communication, from 0 (blocked) to 1 (not disturbed).
 
     Raises
     ------
@@ -64,7 +64,7 @@ def overlapped(
 
 
 def buckets(sizes: Sequence[int], most: float) -> list[range]:
-    """Group tensors into buckets: in order, as many as fit into `most`; one that is larger has its own.
+    """Group tensors into buckets in order, as many as fit into `most`; a larger tensor has its own bucket.
 
     Source: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3.
 

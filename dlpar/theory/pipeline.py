@@ -11,7 +11,7 @@ from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.counts import from_one
 
 BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
-"""Schedules with a closed form, by the names they are published under."""
+"""Schedules with a closed form, by their published names."""
 
 
 def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
@@ -73,25 +73,25 @@ def timeline(
     message: float = 0.0,
     recompute: float = 0.0,
 ) -> list[Bar]:
-    """Time the actions of every stage under a schedule of equal stages, in the order in which it does them.
+    """Time the actions of equal stages under a schedule, in each stage's order.
 
     Parameters
     ----------
     schedule : str
         One of :data:`dlpar.split.schedules.SCHEDULES`.
     stages, microbatches : int
-        From 1; of a schedule without a flush, `microbatches` is the number of steps.
+        From 1; for a schedule without a flush, `microbatches` is the number of steps.
     chunks : int, default 1
         Parts of the model each stage holds; above 1 with interleaved only.
     forward, backward : float, default 1 and 2
         Seconds of a micro-batch on a stage, all its chunks together.
     weight : float, optional
-        Of `backward`, the seconds the gradients of weights take, where they have passes of their own; default: half.
+        Part of `backward` for the gradients of weights, if they have separate passes; default: half.
     message : float, default 0
         Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
     recompute : float, default 0
-        Seconds in which a stage makes a micro-batch's activations once more, before its backward pass: bars of
-        kind R.  They need nothing from another stage.
+        Seconds in which a stage recomputes a micro-batch's activations before the backward pass: bars of
+        kind R.  Recomputation needs nothing from another stage.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class Stuck(ValueError):
     Attributes
     ----------
     waits : dict of int to tuple
-        By stage, the position of the action it stands before, the action, and the stage it waits for.
+        By stage: position of its next action, the action, and the stage that it waits for.
     """
 
     def __init__(self, waits: dict[int, tuple[int, Action, int]]) -> None:
@@ -138,7 +138,7 @@ def timed(
     lists : sequence of sequence of Action
         One for each stage.
     seconds : mapping of str to sequence of float
-        For each kind of action (and for R, if activations are made once more), of a micro-batch on each stage,
+        For each kind of action (and for R, if activations are recomputed), seconds of a micro-batch on each stage,
         all its chunks together.
 
     Raises
@@ -178,7 +178,7 @@ def idle_share(bars: Iterable[Bar]) -> float:
     """Return the bubble of a timeline, ideal or measured: idle over computing seconds of all stages.
 
     The window is from the first start to the last end of any stage.
-    With equal stages that is the bubble of :func:`bubble`.
+    With equal stages the result equals :func:`bubble`.
     """
     bars = list(bars)
     stages = {bar.stage for bar in bars}
@@ -188,13 +188,13 @@ def idle_share(bars: Iterable[Bar]) -> float:
 
 
 def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
-    """Return the most micro-batches (of a chunk each) whose activations a stage holds at a time."""
+    """Return the largest number of micro-batches (each of one chunk) whose activations a stage holds."""
     change = {"F": 1, "W" if has_weight_pass else "B": -1}
     return max(accumulate(change.get(action.kind, 0) for action in actions), default=0)
 
 
 def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None:
-    """Return the action that must have ended before: its kind, its part of the model, its micro-batch."""
+    """Return the action that must end first: its kind, its part of the model, its micro-batch."""
     if action.kind == "F":
         return ("F", part - 1, action.micro) if part > 0 else None
     if action.kind == "B":
@@ -203,7 +203,7 @@ def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None
 
 
 def _check(allowed: Iterable[str], schedule: str, stages: int, microbatches: int, chunks: int) -> None:
-    """Raise `ValueError` unless the schedule is one of the allowed, and the numbers fit it."""
+    """Raise `ValueError` unless the schedule is allowed and the numbers fit."""
     if schedule not in allowed:
         raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(allowed)}")
     from_one(stages=stages, microbatches=microbatches, chunks=chunks)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 AGREEING = ("sync", "averaging", "compression")
-"""Parts of an experiment that settle how replicas agree: a single worker needs none of them."""
+"""Parts of an experiment that describe the synchronisation of replicas; a single worker needs none."""
 
 
 class Gain(NamedTuple):
@@ -24,11 +24,11 @@ class Gain(NamedTuple):
     Attributes
     ----------
     speedup : float
-        Samples a second over those of the base.
+        Samples a second, over the base run's.
     efficiency : float
         Share of the ideal speed-up, workers / base.
     base : int
-        Workers of that run.
+        Workers of the base run.
     """
 
     speedup: float
@@ -37,11 +37,10 @@ class Gain(NamedTuple):
 
 
 def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> list[Gain | None]:
-    """Return speed-up and efficiency of each experiment, from its samples/s; None where that is None.
+    """Return speed-up and efficiency of each experiment, from its samples/s; None if its samples/s are None.
 
-    Each run is compared with the one of the fewest workers among those that differ from it only in workers
-    and scheme. Among several the fastest counts, so a scheme does not look good by being slow with one
-    worker.
+    The base of a run differs from it only in workers and scheme, and has the fewest workers. Of several such runs
+    the fastest is the base, so a scheme does not look good because it is slow with one worker.
     """
     bases: dict[str, tuple[int, float]] = {}
     done = [(experiment, rate) for experiment, rate in zip(experiments, rates) if rate]
@@ -56,7 +55,7 @@ def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> l
 
 
 def task(experiment: Experiment) -> str:
-    """Return an experiment without its workers and the way its replicas agree, as text."""
+    """Return an experiment as text, without its workers and its synchronisation."""
     return experiment.model_dump_json(exclude={"workers", *AGREEING})
 
 
@@ -75,9 +74,9 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
     Returns
     -------
     list of float
-        Between two numbers of workers by interpolation: of the logarithm of the rates' ratio, over
-        that of the workers.  Empty if one is the faster throughout; numbers of workers at which
-        neither is, within `TIE`, do not count.
+        Crossings between two numbers of workers: the logarithm of the rates' ratio is interpolated
+        over the logarithm of the workers.  Empty if one rate is higher throughout.  Numbers of
+        workers at which both rates are equal, within `TIE`, do not count.
     """
     common = sorted(first.keys() & second.keys())
     ahead = [math.log(first[n] / second[n]) for n in common]
@@ -90,20 +89,20 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
 
 
 def expected_slowest(workers: int, timing: Timing) -> float:
-    """Return how long the slowest of N workers takes, over the mean of one: E[max], as a factor from 1.
+    """Return the expected time of the slowest of N workers over the mean time of one: E[max], at least 1.
 
-    A bulk-synchronous step takes that factor times the mean: 1 where times are constant, and
-    1 + 1/2 + ... + 1/N where they are exponential.
+    A bulk-synchronous step takes the mean times this factor: 1 for constant times, and
+    1 + 1/2 + ... + 1/N for exponential times.
 
     Sources: David and Nagaraja, "Order Statistics" (2003), 4.6; Dutta et al. (arXiv 1803.01113) for
-    what it says of synchronous SGD.
+    synchronous SGD.
 
     Parameters
     ----------
     workers : int
         N, from 1.
     timing : Timing
-        How computing times vary; equal and independent for all workers.
+        Distribution of computing times; equal and independent for all workers.
 
     Raises
     ------

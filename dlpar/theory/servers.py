@@ -1,4 +1,4 @@
-"""Closed forms of the parameter server: what a step takes where servers are the bottleneck, or are not."""
+"""Closed forms of the parameter server: the time of a step, with and without a bottleneck at servers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dlpar.worlds.platforms import Link
 
 @dataclass(frozen=True)
 class Servers:
-    """Parameter servers and their workers; every rank has ports of its own.
+    """Parameter servers and their workers; every rank has its own ports.
 
-    In formulas, a is the latency, and o is the part of it in which a processor is busy.  A shard of the
+    In formulas, a is the latency, and o is its part during which a processor is busy.  A shard of the
     gradient passes a port in b seconds, and a shard of the weights in c seconds: nbytes / S / bandwidth.
     Workers begin with different servers, and N >= S.
 
@@ -22,11 +22,11 @@ class Servers:
     workers, servers : int
         N and S, from 1.
     nbytes : float
-        Bytes of the whole gradient as it is sent.
+        Bytes of the whole gradient, as sent.
     link : Link
         Every rank's.
     answer : float, optional
-        Bytes of the whole weights as they are sent; default: `nbytes`.
+        Bytes of the whole weights, as sent; default: `nbytes`.
     serving : float, default 0
         Seconds a server computes for each push.
     eager : float, default 65536
@@ -50,10 +50,10 @@ class Servers:
         from_one(workers=self.workers, servers=self.servers)
 
     def round_seconds(self, colocated: bool = False) -> float:
-        """Return the seconds from the moment all workers push until the last of them has the new weights (bsp).
+        """Return the seconds from the push of all workers until the last worker has new weights (bsp).
 
-        Dedicated servers: a + N b, for N shards come in at each server one after the other
-        without a gap, and a + N c back: 2 a + 2 N/S nbytes / bandwidth.
+        Dedicated servers: N shards arrive at each server one after the other without a gap, in
+        a + N b, and answers take a + N c.  With b = c this is 2 a + 2 N/S nbytes / bandwidth.
 
         Sources: Li et al. (OSDI 2014), section 4, for shards; Jiang et al., "BytePS" (OSDI
         2020), section 2, for dedicated and colocated servers.
@@ -61,7 +61,7 @@ class Servers:
         Parameters
         ----------
         colocated : bool, default False
-            Whether each server shares the port of a worker, whose own shard needs no network: N - 1 instead of N.
+            Whether each server shares a worker's port.  This worker's own shard needs no network: N - 1 instead of N.
 
         Raises
         ------
@@ -76,19 +76,19 @@ class Servers:
         return into + leaving(shards, self.link, self._answer(), self.eager)
 
     def step_seconds(self, compute: float = 0.0) -> float:
-        """Return the seconds a bsp step takes when step follows step, with dedicated servers.
+        """Return the seconds of a bsp step in a sequence of steps, with dedicated servers.
 
-        It is less than compute + :meth:`round_seconds`. Workers that were answered first push first, so their
-        pushes overlap with the answers to the last.
+        The time is less than compute + :meth:`round_seconds`. Workers that are answered first push first, so their
+        pushes overlap with the answers to the last workers.
 
             compute + 2 a + serving + max(c + (N-1) d + S b, N b + S c, b + S c + (N-1) (o + serving))
 
-        Answers leave a server every d seconds: the longer of o and c, or both where it waits until one has
-        left.  The worker that is answered last has waited for N answers and then pushes S shards.  A server
-        takes in N pushes, and none begins before a worker has its S answers.  So a step never takes less.
-        Where S divides N and all workers begin together, it takes no more as a rule.  With b = c that is
-        compute + 2 a + (N/S + 1) nbytes / bandwidth.  Servers that are busy with a push for longer than its
-        bytes take set the pace.
+        Answers leave a server every d seconds: d is the longer of o and c, or their sum if the server waits until
+        an answer has left.  The worker that is answered last has waited for N answers and then pushes S shards.  A
+        server takes in N pushes, and none begins before a worker has its S answers.  So a step never takes less.
+        If S divides N and all workers begin together, it usually takes no more.  With b = c the time is
+        compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is busy with a push for longer
+        than the transfer of its bytes.
 
         Source: follows from the network model.
 
@@ -106,11 +106,11 @@ class Servers:
         return max(in_turn, sending + n * (o + self.serving))
 
     def asp_seconds(self, compute: float = 0.0) -> float:
-        """Return the seconds in which N worker-steps are done if nobody waits for anybody (asp).
+        """Return the seconds for N worker-steps if no worker waits for another (asp).
 
-        A worker that is never in a queue takes compute + 2 a + S b + c + serving; a server
-        that is always busy takes max(b, 2 o + c + serving) a push.  The longer of one cycle and N
-        pushes is what a step takes: asynchronous workers saturate a server all the same.
+        A worker that never queues takes compute + 2 a + S b + c + serving.  A server that is
+        always busy takes max(b, 2 o + c + serving) a push.  A step takes the longer of one cycle
+        and N pushes: asynchronous workers saturate a server, too.
 
         Source: the asymptotic bounds of a closed queueing network; Lazowska et al.,
         "Quantitative System Performance" (1984), section 5.2.  Exact for equal workers of
@@ -136,5 +136,5 @@ class Servers:
         return (self.nbytes if self.answer is None else self.answer) / self.servers
 
     def _sends_on(self) -> bool:
-        """Tell whether a server sends on before an answer has left."""
+        """Return whether a server continues before an answer has left."""
         return self._answer() <= self.eager

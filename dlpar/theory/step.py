@@ -1,7 +1,7 @@
-"""The time of an experiment's step in closed form, which is exact or a bound.
+"""Closed form of the time of an experiment's step: exact, a bound or an estimate.
 
-:func:`predict` puts the forms of this room together: computing, then an exchange.  Workers that are
-done first begin the next step first; the forms hold for the long run.  A step without a closed form
+:func:`predict` combines the forms of this package: computing, then an exchange.  Workers that finish
+first begin the next step first; the forms hold for the long run.  A step without a closed form
 has no prediction: simulate it by sizes (``cluster.messages="sizes"``).
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 PACKET_HEAD = 40
-"""Bytes in front of the weights in an answer: five whole numbers."""
+"""Bytes before the weights in an answer: five whole numbers."""
 
 LOSS_AND_COUNT = 2
-"""Numbers that travel beside a gradient to the driver."""
+"""Numbers that are sent to the driver with a gradient."""
 
 EXACT, ABOVE, BELOW, ESTIMATE = "exact", "upper bound", "lower bound", "estimate"
 
@@ -42,11 +42,11 @@ class PredictedStep(NamedTuple):
     Attributes
     ----------
     seconds : float
-        From one global step to the next; where workers run free, in which N worker-steps are done.
+        From one global step to the next; if workers run free, the time of N worker-steps.
     compute : float
-        Seconds of them in which a worker computes; in the others it sends, receives or waits.
+        Part of these seconds in which a worker computes; otherwise it sends, receives or waits.
     kind : str
-        ``exact``: it is what a simulation takes, to rounding; or ``upper bound``, ``lower bound`` or
+        ``exact``: equal to a simulation, apart from rounding; or ``upper bound``, ``lower bound`` or
         ``estimate`` of the seconds.
     """
 
@@ -77,21 +77,21 @@ def predict(experiment: Experiment) -> PredictedStep | None:
                       gradient
     ================  ============================================  =======================================
 
-    Communication beside the backward pass counts as far as that does not hide it
-    (:func:`~dlpar.theory.overlap.overlapped`).  A form is no longer exact in these cases:
+    Communication counts as far as the backward pass does not hide it
+    (:func:`~dlpar.theory.overlap.overlapped`).  A form is not exact in these cases:
 
-    - Workers differ: all are taken to begin an exchange with the slowest, an upper bound.
-    - Ranks of a tree or of halving and doubling are no power of two: an upper bound.
+    - Workers differ: all are assumed to begin an exchange with the slowest, an upper bound.
+    - The number of ranks in a tree or in halving and doubling is no power of two: an upper bound.
     - A driver: workers that have the weights first begin the next step first, an upper bound.
-    - Several servers: a worker may queue at one while another is idle, so it is a lower bound.
-    - Several neighbours, at different distances of each worker: some queue at a port, so it is a lower bound.
+    - Several servers: a worker may queue at one while another is idle, a lower bound.
+    - Several neighbours, at different distances of each worker: some queue at a port, a lower bound.
     - A ring or servers, and nodes of several workers: the busiest link or port sets the pace, an estimate.
     - Real ranks share cores and are disturbed: an estimate.
 
     Parameters
     ----------
     experiment : Experiment
-        Its cluster names the platform; for the real world that is this machine, if it was calibrated.
+        Its cluster names the platform; the platform of the real world is this machine, if calibrated.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
 
 
 class Costs:
-    """Charges for an experiment's messages and computations, as the simulated world has them.
+    """Costs of an experiment's messages and computations, as in the simulated world.
 
     Raises
     ------
@@ -131,19 +131,19 @@ class Costs:
     Attributes
     ----------
     experiment : Experiment
-        The one that is charged for.
+        Experiment whose costs these are.
     platform : Platform
-        Where ranks live.
+        Platform of the ranks.
     nodes : list of int
         Node of each rank.
     model : Sizes or Workload
-        Parameters and FLOPs of the model whose messages are sent.
+        Parameters and FLOPs of the model.
     flops : float
         FLOP/s a device sustains.
     eager : float
-        Bytes up to which a sender does not wait for its receiver.
+        Largest message (bytes) for which a sender does not wait for its receiver.
     inside, between : Link
-        Links; narrower where a small model stands in for a larger one.
+        Links inside and between nodes; narrower if a small model stands in for a larger one.
     link : Link
         The slowest link in use: between nodes, if there are several.
     is_crowded : bool
@@ -151,7 +151,7 @@ class Costs:
     crowd : int
         Most ranks that share a port to other nodes.
     training, work : list of float
-        Seconds of each worker for forward and backward pass, and for all before an exchange.
+        Seconds of each worker: of forward and backward pass, and of all work before an exchange.
     differ : bool
         Whether some workers take longer than others.
     is_steady : bool
@@ -187,15 +187,15 @@ class Costs:
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean seconds of a computation, on `rank` or on one that is no straggler."""
+        """Return the mean seconds of a computation, on `rank` or on a rank that is no straggler."""
         return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
 
     def overhead(self, rank: int) -> float:
-        """Return the seconds of a step beside its FLOPs."""
+        """Return the seconds of a step that do not depend on its FLOPs."""
         return self.platform.device.overhead * self.platform.stragglers.get(rank, 1.0)
 
     def bytes(self, elements: float) -> float:
-        """Return the bytes of so many elements."""
+        """Return the bytes of a number of elements."""
         return elements * self.model.itemsize
 
     def hop(self, source: int, dest: int) -> Link:
@@ -221,24 +221,24 @@ class Costs:
     def step(self, exchange: float, flops: float, kind: str) -> PredictedStep:
         """Predict a step that ends in an exchange of all workers.
 
-        `exchange` is in seconds; `flops` are those of each worker in an exchange, see :meth:`beside`.
+        `exchange` is in seconds; `flops` counts each worker's FLOPs in an exchange, see :meth:`beside`.
         """
         every, flops = period(self.experiment), flops + self.beside()
         cycle = max(every * work + self.seconds(flops, worker) for worker, work in enumerate(self.work))
         return self.prediction((cycle + exchange) / every, self.seconds(flops) / every, kind)
 
     def beside(self) -> float:
-        """Return the FLOPs of a worker's own steps from one exchange to the next, beside its gradients'.
+        """Return the FLOPs of a worker's updates between two exchanges, without its gradients.
 
-        After each gradient it takes a step of its own; then it offers what moved, and takes what was agreed.
+        After each gradient a worker updates its own weights.  Then it sends the change, and takes the common result.
         """
         is_averaging = self.experiment.averaging.method != "none"
         return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
 
     def prediction(self, seconds: float, beside: float, kind: str) -> PredictedStep:
-        """Predict a step of so many seconds, of which a worker computes `beside` for the exchange.
+        """Predict a step of some seconds, in which a worker computes `beside` seconds for the exchange.
 
-        `kind` is that of the form on equal workers that are not disturbed.
+        `kind` is the kind of the form for equal, undisturbed workers.
         """
         of_form = kind if len(self.work) > 1 else EXACT
         is_real = self.experiment.cluster.world == "real"
@@ -249,16 +249,16 @@ class Costs:
 
 
 def period(experiment: Experiment) -> int:
-    """Return the steps from one exchange to the next."""
+    """Return the number of steps from one exchange to the next."""
     averaging = experiment.averaging
     return averaging.period if averaging.method != "none" else getattr(experiment.sync, "push_every", 1)
 
 
 def _allreduce(costs: Costs) -> PredictedStep | None:
-    """All-reduce in buckets, beside the backward pass or after it."""
+    """Predict an all-reduce in buckets, during the backward pass or after it."""
     experiment, tensors = costs.experiment, costs.model.layers
     sync, n = experiment.sync, experiment.workers
-    # Nobody knows what a library does; where it is simulated it is a ring.
+    # A library's algorithm is unknown; the simulation uses a ring.
     is_simulated_library = (sync.allreduce, experiment.cluster.world) == ("library", "simulated")
     name = "ring" if is_simulated_library else sync.allreduce
     cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
@@ -279,7 +279,7 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
 
 
 def _chosen(costs: Costs, elements: int) -> str:
-    """Return the all-reduce that ``auto`` takes for a bucket."""
+    """Return the all-reduce that ``auto`` chooses for a bucket."""
     byte = 1 / costs.link.bandwidth
     speed = Speed(costs.link.latency, byte, costs.crowd * byte, costs.link.overhead)
     return quickest(len(costs.work), costs.bytes(elements), speed)
@@ -296,7 +296,7 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     between_groups = costs.ring(range(0, n, group), elements)
     if group == 1:
         return between_groups
-    # Workers answered first send first: in the long run the root is a parameter server of the others.
+    # Workers answered first send first: in the long run the root acts as a parameter server.
     root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
     return between_groups + root.step_seconds()
 
@@ -307,7 +307,7 @@ def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: 
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
     begins, training = costs.overhead(worker), costs.training[worker]
     delay = costs.work[worker] - begins - training
-    # Of micro-batches the last one's backward pass finishes the gradient; it has no more samples than any other.
+    # The backward pass of the last micro-batch finishes the gradient; no micro-batch has fewer samples.
     samples = experiment.local_batch(worker)
     last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
     ready = [begins + training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
@@ -317,7 +317,7 @@ def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: 
 
 
 def _driver(costs: Costs) -> PredictedStep | None:
-    """Gradients up a tree to the driver, weights down a tree from it."""
+    """Predict gradients up a tree to the driver, and weights down a tree from the driver."""
     sync, workers, n, link = costs.experiment.sync, len(costs.work), costs.model.parameters, costs.link
     if costs.is_crowded:
         return None
@@ -330,7 +330,7 @@ def _driver(costs: Costs) -> PredictedStep | None:
 
 
 def _servers(costs: Costs) -> PredictedStep | None:
-    """Parameter servers on nodes of their own, bulk-synchronous or not."""
+    """Predict parameter servers on separate nodes, bulk-synchronous or not."""
     experiment, n, every = costs.experiment, costs.model.parameters, period(costs.experiment)
     sync, is_colocated = experiment.sync, experiment.cluster.placement == "colocated"
     if sync.groups or sync.overlap or sync.backup or sync.pull == "separate" or is_colocated:
@@ -341,7 +341,7 @@ def _servers(costs: Costs) -> PredictedStep | None:
     servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding, costs.eager)
     if not experiment.sync.runs_free:
         exchange = servers.step_seconds()
-        if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
+        if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's port
             of_node = Servers(costs.crowd, 1, push, costs.link, back, eager=costs.eager)
             exchange = max(exchange, of_node.step_seconds())
         return costs.step(exchange + adding, 0, kind)
@@ -354,10 +354,10 @@ def _servers(costs: Costs) -> PredictedStep | None:
 
 
 def _neighbours(costs: Costs) -> PredictedStep | None:
-    """Every worker exchanges weights with a few others, which takes a + degree b on any number of workers.
+    """Predict an exchange of weights with a few neighbours: a + degree b for any number of workers.
 
-    Where a worker's neighbours stand at other distances than another's, some queue at a port: then up to
-    a + (2 degree - 1) b.  Old weights travel beside the whole gradient.
+    If workers have neighbours at different distances, some messages queue at a port: the time is then up to
+    a + (2 degree - 1) b.  Old weights are sent while the gradient is computed.
 
     Source: Lian et al. (arXiv 1705.09056), table 1: the busiest node's communication is its degree.
     """
@@ -379,7 +379,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     exchange = incast(degree, costs.link, costs.bytes(n))
     if sync.has_graph and kind == EXACT:  # the message that a worker takes first comes last
         exchange += max(0, degree - 1) * costs.link.overhead
-    adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
+    adapting = 10 if is_directed else 5  # FLOPs a weight: sketch, scale the gradient, update
     flops = (adapting + mixing) * n
     if sync.order == "adapt_then_combine":
         return costs.step(exchange, flops, kind)
@@ -388,4 +388,4 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}
-"""Forms by a setting that only schemes of that kind have."""
+"""Forms by a setting that only one kind of scheme has."""

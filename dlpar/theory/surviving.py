@@ -1,4 +1,4 @@
-"""Closed forms of runs that die: the interval between snapshots, goodput, failures of many nodes, copies in memory.
+"""Closed forms of failing runs: the interval between snapshots, goodput, failures of many nodes, copies in memory.
 
 Failures of the whole job are a Poisson process: the time to the next one is exponential with mean M, the MTBF.
 A snapshot stops training for δ seconds; after a failure, R seconds pass until the last snapshot is loaded.
@@ -14,14 +14,14 @@ DAY = 86_400.0
 
 
 def young_interval(snapshot: float, mtbf: float) -> float:
-    """Return Young's interval between snapshots, √(2 δ M): right to first order, for δ much shorter than M.
+    """Return Young's interval between snapshots, √(2 δ M): the first-order optimum for δ much shorter than M.
 
     Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
 
     Parameters
     ----------
     snapshot : float
-        δ, seconds for which a snapshot stops training.
+        δ, seconds during which a snapshot stops training.
     mtbf : float
         M, mean seconds between failures of the job.
 
@@ -35,7 +35,7 @@ def young_interval(snapshot: float, mtbf: float) -> float:
 
 
 def daly_interval(snapshot: float, mtbf: float) -> float:
-    """Return Daly's interval: √(2 δ M) (1 + √(δ / 2M) / 3 + (δ / 2M) / 9) - δ; M where δ is 2 M or longer.
+    """Return Daly's interval: √(2 δ M) (1 + √(δ / 2M) / 3 + (δ / 2M) / 9) - δ, or M if δ is 2 M or longer.
 
     Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future
     Generation Computer Systems 22(3), 2006.  Parameters and result as of :func:`young_interval`.
@@ -47,7 +47,7 @@ def daly_interval(snapshot: float, mtbf: float) -> float:
 def best_interval(snapshot: float, mtbf: float) -> float:
     """Return the interval with the highest :func:`goodput`: M (1 + W(-exp(-δ/M - 1))), with Lambert's W.
 
-    The derivative of the exact form is 0 there; R does not move it.  Source: follows from Daly (2006).
+    There the derivative of the exact form is 0; R does not change the optimum.  Source: follows from Daly (2006).
     Parameters and result as of :func:`young_interval`.
     """
     from scipy.special import lambertw
@@ -57,11 +57,11 @@ def best_interval(snapshot: float, mtbf: float) -> float:
 
 
 def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0) -> float:
-    """Return the expected share of time spent on steps that count: τ / [M e^{R/M} (e^{(τ+δ)/M} - 1)].
+    """Return the expected share of time spent on useful steps: τ / [M e^{R/M} (e^{(τ+δ)/M} - 1)].
 
-    Failures also come while a snapshot is written or the job recovers; a recovery then begins anew.
+    Failures also occur while a snapshot is written or the job recovers; the recovery then starts again.
 
-    Source: Daly (2006): his time of a whole run, for the time of one interval.
+    Source: Daly (2006), his time of a whole run applied to one interval.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0
 
 
 def mtbf_of(nodes: float, failures: float) -> float:
-    """Return the mean seconds between failures of a job, which shrinks as 1 / nodes.
+    """Return the mean seconds between failures of a job, which is proportional to 1 / nodes.
 
     Source: Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025
     (arXiv 2410.21680), which measures 6.50 failures in 1,000 days of nodes with 8 GPUs each.
@@ -99,19 +99,19 @@ def mtbf_of(nodes: float, failures: float) -> float:
 
 
 def copies_lost(nodes: int, copies: int, failed: int, placement: str = "group") -> float:
-    """Return the probability that nodes which fail together held all copies of some node's state.
+    """Return the probability that nodes that fail together held all copies of a node's state.
 
     Any set of `failed` nodes is equally likely.
 
-    Source: Wang et al., GEMINI, SOSP 2023, section 4: groups are the best placement.  It bounds the probability
-    for groups; here it is exact, by inclusion and exclusion, for groups and for a ring.
+    Source: Wang et al., GEMINI, SOSP 2023, section 4: groups are the best placement.  The paper bounds the
+    probability for groups; this form is exact, by inclusion and exclusion, for groups and for a ring.
 
     Parameters
     ----------
     nodes : int
         N.
     copies : int
-        m, with the node's own; memory of m nodes holds each state.
+        m, including the node's own; the memory of m nodes holds each state.
     failed : int
         k, from 0 to N.
     placement : str, default "group"
@@ -131,7 +131,7 @@ def copies_lost(nodes: int, copies: int, failed: int, placement: str = "group") 
     if not alive:
         return 1.0
     some = range(failed // copies + 1)
-    if placement == "group":  # sets that spare some node of each group
+    if placement == "group":  # sets that leave a node of each group alive
         kept = sum((-1) ** j * comb(nodes // copies, j) * comb(nodes - j * copies, alive) for j in some)
     else:  # sets without m neighbours in a row: gaps below m between those alive, turned round the ring
         gaps = sum((-1) ** j * comb(alive, j) * comb(nodes - j * copies - 1, alive - 1) for j in some)

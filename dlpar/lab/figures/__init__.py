@@ -1,4 +1,4 @@
-"""Figures of runs: those of a panel, which a run feeds while it goes on, and those drawn of finished runs.
+"""Figures of runs: a panel's live figures, and figures of finished runs.
 
 Solid lines are measured, broad and faint ones simulated, dashed ones predicted. Each function returns a plotly
 figure; ``caption(figure)`` is its caption and ``table(figure)`` its data.

@@ -1,4 +1,4 @@
-"""The graph over which replicas average, and the consensus distance: how far apart they are, from their sketches."""
+"""Averaging graph of replicas, and their consensus distance, from sketches of weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlpar.lab.labels import WITH_PEERS, has_peers
 from dlpar.lab.plot import Plot, Shown, drawn
 
 FLOOR = 1e-16
-"""Height at which perfect agreement is drawn, below the axis: a logarithmic axis has no zero."""
+"""Height of perfect agreement, below the axis, because a logarithmic axis has no zero."""
 
 COLUMNS = ("step", "distance")
 
@@ -48,7 +48,7 @@ class Distance:
             self.line.add((done.step, max(self.last[1], FLOOR)))
 
     def draw(self, ended: bool) -> None:
-        """Draw what mixing alone would do and, when the run has ended, its last distance."""
+        """Draw the distance by mixing alone and, after the run, its last distance."""
         if self.first[1] > FLOOR:
             if ended:
                 self.line.finish((self.last[0], max(self.last[1], FLOOR)))
@@ -62,8 +62,8 @@ class Consensus(Plot):
     Parameters
     ----------
     predicted : bool, default True
-        State by how much mixing alone would shrink the distance each step: on a fixed graph |lambda_2| of its
-        weights. Where replicas begin apart (``start="random"``) it is drawn, too, dashed.
+        State the factor by which mixing alone shrinks the distance each step: |lambda_2| of a fixed graph's
+        weights. If replicas start apart (``start="random"``), this prediction is also drawn, dashed.
     """
 
     title = "Consensus"
@@ -92,7 +92,7 @@ class Consensus(Plot):
         self.kept[self.front.key].add(done)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axis and sentence up to date."""
+        """Update axis and sentence."""
         own = self.kept[self.front.key]
         if not own.last[0] and not own.last[1]:
             return self.set_caption("No replica has reported its weights yet.")
@@ -107,25 +107,25 @@ class Consensus(Plot):
 
 
 def contraction(experiment: Experiment) -> float | None:
-    """Factor by which mixing alone shrinks the distance each step; None without a graph or with local steps."""
+    """Return the factor by which mixing alone shrinks the distance; None without a graph or with local steps."""
     if not has_peers(experiment.sync) or experiment.averaging.method != "none":
         return None
     return theory.contraction(experiment)
 
 
 def disagreement(experiment: Experiment) -> str:
-    """Warning that a graph is in pieces, so that its workers cannot agree; otherwise empty."""
+    """Return a warning if a graph is disconnected, so that its workers cannot agree; otherwise empty text."""
     return f"{sentence}." if (sentence := warning(experiment)) else ""
 
 
 def _mixed(first: tuple[int, float], factor: float, last: int) -> np.ndarray:
-    """Points ``(step, distance)`` of first distance × factor^steps, down to the floor."""
+    """Return points ``(step, distance)`` of first distance × factor^steps, down to the floor."""
     steps = np.unique(np.linspace(first[0], max(last, first[0]), 200).astype(int))
     return np.stack([steps, np.maximum(first[1] * factor ** (steps - first[0]), FLOOR)], axis=1)
 
 
 def _decades(values: np.ndarray) -> tuple[float, float]:
-    """Ends of a logarithmic axis that shows all of `values` except perfect agreement."""
+    """Return the ends of a logarithmic axis that shows all of `values` except perfect agreement."""
     seen = values[np.isfinite(values) & (values > FLOOR)]
     if not len(seen):
         return -4.0, 1.0
@@ -160,10 +160,10 @@ def consensus(runs: Runs, predicted: bool = True, titles: Names = None) -> Figur
 
 
 def show_graph(of: Experiment | Run) -> Figure:
-    """Draw the graph over which workers average; of a run, each node has the colour of its final distance.
+    """Draw the graph over which workers average; for a run, a node's colour shows its final distance.
 
-    An arrow means that only its tail sends (push-sum). For pairwise averaging, the edges
-    along which workers average are drawn. For random peers there is no graph: only the workers are drawn.
+    An arrow means that only its tail sends (push-sum). For pairwise averaging, the figure shows the edges
+    along which workers average. For random peers there is no graph: only the workers are drawn.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def show_graph(of: Experiment | Run) -> Figure:
 
 
 def _used(experiment: Experiment) -> Graph:
-    """Receivers of each worker, where they are the same at every step."""
+    """Return the receivers of each worker, if they are the same at every step."""
     sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
     if not sync.has_graph:
         return [()] * workers
@@ -204,7 +204,7 @@ def _used(experiment: Experiment) -> Graph:
 
 
 def _edges(graph: Graph, places: np.ndarray, node: int | None) -> dict[str, Any]:
-    """All edges as one trace; with `node`, a node's size in pixels, edges are directed and have heads."""
+    """Return all edges as one trace; with `node`, a node's size in pixels, edges have arrowheads."""
     edges = [(a, b) for a, to in enumerate(graph) for b in to if node or a < b]
     lines = np.array([p for a, b in edges for p in (places[a], places[b], (np.nan, np.nan))]).reshape(-1, 2)
     drawn = {**theme.LOOKS["edges"], "x": lines[:, 0], "y": lines[:, 1]}
@@ -229,7 +229,7 @@ def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | No
 
 
 def _exchange(experiment: Experiment, graph: Graph) -> str:
-    """Number of partners of each worker, as the end of a clause that begins with the workers."""
+    """State each worker's number of partners, as the end of a clause about workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
     if not experiment.sync.has_graph:
         to = {"random": f"{peers} of the others, drawn anew each time", "one_peer": "one 1, 2, 4 … places on"}
@@ -244,7 +244,7 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
 
 
 def _places(experiment: Experiment) -> np.ndarray:
-    """Positions of the nodes, shape (workers, 2): a grid, a circle, or a circle around a star's centre."""
+    """Return node positions, shape (workers, 2): a grid, a circle, or a circle around a star's centre."""
     n, kind = experiment.workers, experiment.sync.topology
     if kind == "grid":
         _, columns = grid_shape(n)
@@ -255,7 +255,7 @@ def _places(experiment: Experiment) -> np.ndarray:
 
 
 def _text_positions(experiment: Experiment, places: np.ndarray) -> list[str]:
-    """Position of each node's number, clear of its edges: outside a circle, between the lines of a grid."""
+    """Return the position of each node's number: outside a circle, between the lines of a grid."""
     if experiment.sync.topology == "grid":
         return ["top right"] * len(places)
     up = np.where(places[:, 1] > 0.35, "top", np.where(places[:, 1] < -0.35, "bottom", "middle"))

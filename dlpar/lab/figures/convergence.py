@@ -1,4 +1,4 @@
-"""Loss and held-out accuracy of runs over steps, samples, seconds or bytes, and the time to a goal."""
+"""Figures of loss and held-out accuracy over steps, samples, seconds or bytes, and of the time to a goal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_regression(experiment: Experiment) -> bool:
 
 
 def loss_title(experiment: Experiment) -> str:
-    """Name and unit of the loss."""
+    """Return the name and unit of the loss."""
     return "loss (squared error)" if is_regression(experiment) else "loss (nats)"
 
 
@@ -49,12 +49,12 @@ class Curve:
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
         self._pending: list[dict[str, Any]] = []
         self.done: GlobalStep | None = None
-        # Steps that were done again; ranks that died, with the step at which the others went on.
+        # Repeated steps; ranks that died, with the step at which the others continued.
         self.lost, self.deaths = 0, {}
         self._plot, self._run, self._extra = plot, run, {}
 
     def _beside(self, name: str, **look: Any) -> Series:
-        """Return the rows of what is drawn beside the loss, in runs that have it."""
+        """Return rows of the quantity drawn beside the loss, for runs that record it."""
         if name not in self._extra:
             style, at = {**self._run.line, **look, "name": name, "showlegend": False}, {"x": "*", "y": "loss"}
             key = f"{self._run.key} {name}"
@@ -63,16 +63,16 @@ class Curve:
 
     @property
     def diverged(self) -> bool:
-        """Return whether the loss is no number any more, or far above the first."""
+        """Return whether the loss is NaN, infinite, or far above the first."""
         return bool(self.samples) and not self.done.loss < 2 * self.first
 
     @property
     def samples(self) -> int:
-        """Samples of all workers so far."""
+        """Return the samples of all workers so far."""
         return self.done.samples if self.done else 0
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step; tests that came before it are drawn at the one before."""
+        """Take a finished global step; earlier tests are drawn at the previous step."""
         if self.done:
             self.draw_tests(self.done)
             if done.attempt > self.done.attempt:
@@ -84,7 +84,7 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def _go_back(self, done: GlobalStep) -> None:
-        """Move what an attempt lost, up to where the next one goes on, to a dotted line."""
+        """Move the steps that an attempt lost to a dotted line, up to the start of the next attempt."""
         rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
         line = {"color": self._run.colour, "dash": "dot", "width": 1}
         dotted = self._beside("done again", mode="lines", line=line)
@@ -93,7 +93,7 @@ class Curve:
         self.loss.replace(rows[~again])
 
     def draw_deaths(self) -> None:
-        """Mark the deaths of ranks on the curve, where the others went on."""
+        """Mark the deaths of ranks on the curve, at the steps where the others continued."""
         rows, mark = self.loss.rows, {"symbol": "x", "size": 11, "color": self._run.colour}
         for step in sorted(set(self.deaths.values()))[len(self._extra.get("a rank died", ())) :]:
             if step <= rows[-1, 0]:
@@ -101,18 +101,18 @@ class Curve:
                 marks.add(rows[np.searchsorted(rows[:, 0], step)])
 
     def draw_tests(self, done: GlobalStep) -> None:
-        """Draw the tests whose steps are done or, where workers run free, those up to the time of this step."""
+        """Draw tests whose steps are done or, for free-running workers, tests up to this step's time."""
         at, until = ("t", done.seconds) if self.experiment.sync.runs_free else ("step", done.step + 1)
         while self._pending and self._pending[0][at] <= until:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
-        """Take a test; it is drawn when all workers have done the steps before it."""
+        """Take a test, to be drawn when all workers have done the steps before."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
 
     def finish(self, last: GlobalStep) -> None:
-        """End the curve on the run's last step, and draw the tests that still wait."""
+        """End the curve on the run's last step, and draw the remaining tests."""
         self.loss.finish(_row(last))
         for record in self._pending:
             self._add(record, last)
@@ -123,7 +123,7 @@ class Curve:
         self.tests.add((record["step"], done.samples, record["t"], done.bytes / 1e6, value))
 
     def words(self) -> str:
-        """Loss and accuracy at the end of a run that is compared with others."""
+        """Describe the final loss and accuracy of a run that is compared with others."""
         if not self.samples:
             return "no sample, so no loss"
         loss = f"loss {captions.quantity(self.done.loss)}" + " (diverged)" * self.diverged
@@ -137,7 +137,7 @@ def _row(done: GlobalStep) -> tuple[float, ...]:
 class Convergence(Plot):
     """Loss of every global step, and accuracy of every test on held-out samples.
 
-    A loss above twice the first leaves the figure: on a linear axis it would flatten all others.
+    A loss above twice the first leaves the figure, because it would flatten all others on a linear axis.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class Convergence(Plot):
             self.kept[self.front.key].deaths.setdefault(record["rank"], record["step"])
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes and sentence up to date."""
+        """Update axes and sentence."""
         curve, last = self.kept[self.front.key], steps.last
         if last is None:
             return
@@ -202,7 +202,7 @@ class Convergence(Plot):
         return captions.convergence(curve, curve.loss.stride)
 
     def _relayout(self) -> None:
-        """Give the axes room for what is shown, and no more."""
+        """Fit the axes to the shown data."""
         first, curves = self.front.experiment, self.kept.values()
         ends = _joint(*(_ends(curve.experiment) for curve in curves))
         reach, titles = _joint(ends, *map(_latest, curves)), theme.titles(self.worlds())
@@ -216,15 +216,15 @@ class Convergence(Plot):
 
 
 def _ends(experiment: Experiment) -> dict[str, float]:
-    """Ends of the horizontal axes at the beginning of a run; steps and samples never pass them."""
+    """Return the initial ends of the horizontal axes; steps and samples never exceed their ends."""
     found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
-    # The library's own all-reduce does not say what it sends.
+    # The library's own all-reduce does not report its bytes.
     is_counted = getattr(experiment.sync, "allreduce", "") != "library"
     return {**found, "MB sent": 1.0} if is_counted else found
 
 
 def _latest(curve: Curve) -> dict[str, float]:
-    """Return the newest position of a curve on each horizontal axis."""
+    """Return the latest position of a curve on each horizontal axis."""
     return dict(zip(COLUMNS, curve.loss.rows[-1])) if len(curve.loss) else {}
 
 
@@ -234,7 +234,7 @@ def _joint(*reaches: dict[str, float]) -> dict[str, float]:
 
 
 def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
-    """Draw the training loss of each global step and the held-out accuracy, one curve a run.
+    """Draw the training loss of each global step and the held-out accuracy, with one curve for each run.
 
     Parameters
     ----------
@@ -248,8 +248,8 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     Raises
     ------
     ValueError
-        If `x` is none of these, tasks are not of one kind, or titles do not match the runs. Also if a run has
-        no finished step or, for "bytes", no record of the bytes it sent.
+        If `x` is none of these, tasks differ in kind, or titles do not match the runs. Also if a run has
+        no finished step or, for "bytes", no record of sent bytes.
     """
     runs, plot = trained(finished(runs, titles)), Convergence("step" if x == "steps" else x)
     of_one_kind([run.experiment for run in runs], "runs")
@@ -261,17 +261,17 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
 
 
 overlay = convergence
-"""Several runs in one figure: the name of :func:`convergence` in the labs."""
+"""Name of :func:`convergence` in the labs, for several runs in one figure."""
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
-    """Raise ValueError, with the argument's name, unless all tasks have the same loss and all or none an accuracy."""
+    """Raise ValueError, with the argument's name, unless all tasks have one loss and all or none have an accuracy."""
     fine = len(set(map(loss_title, experiments))) < 2
     require(fine, f"{name}: got classification and regression, allowed is one kind of task")
 
 
 def trained(runs: list[Run]) -> list[Run]:
-    """The runs; raises ValueError if one passed sizes only and so has no loss."""
+    """Return the runs; raise ValueError if a run sent sizes only and so has no loss."""
     why = "its messages carried sizes only, so nothing was trained: there is no loss"
     for run in runs:
         require(Convergence.fits(run.experiment), f"run {run.id}: {why}")
@@ -287,7 +287,7 @@ def check_goal(goal: float) -> None:
 
 
 def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Figure:
-    """Draw the seconds to a held-out accuracy and their factors: number of steps and time of a step.
+    """Draw the seconds to a held-out accuracy and both factors: number of steps and time of a step.
 
     The number of steps to the goal is the statistical efficiency of a scheme, the time of a
     step its hardware efficiency. Seconds to the goal are their product
@@ -304,8 +304,8 @@ def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Fi
 
     Notes
     -----
-    Seconds of different clocks, as of a real and a simulated run, do not compare. The caption
-    names the first run of each clock.
+    Seconds of different clocks, as of a real and a simulated run, are not comparable. The
+    caption names the first run of each clock.
     """
     runs = trained(finished(runs, titles))
     allowed = "allowed is a task with classes: others have no accuracy"
@@ -342,17 +342,17 @@ def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Fi
 
 
 def first_at(run: Run, goal: float) -> tuple[int | None, float]:
-    """Step and seconds of the first test with at least the accuracy `goal`; the step is None without one."""
+    """Return step and seconds of the first test with accuracy `goal` or more; the step is None without one."""
     evals = run.evals
     good = evals[evals["accuracy"].astype(float) >= goal]
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
 
 
 POINTS = 1000
-"""Points of a curve that are drawn: at least these, at most twice as many."""
+"""Smallest number of drawn points of a curve; at most twice as many are drawn."""
 
 FLOOR = 1e-12
-"""Least distance that is drawn; smaller ones are rounding."""
+"""Smallest distance that is drawn; smaller ones are rounding errors."""
 
 
 def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
@@ -363,7 +363,7 @@ def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
     runs : Run or sequence of Run
         Runs of one kind of task.
     least : float
-        The least loss that any weights have.
+        Smallest loss of any weights.
     titles : sequence of str, optional
         Name of each run; default: the settings in which it differs from the others.
     """

@@ -1,4 +1,4 @@
-"""The cost of communication: messages, collectives, and the part that computing does not hide."""
+"""Cost of communication: messages, collectives, and communication that computing does not hide."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CollectiveTime(NamedTuple):
     nbytes: int
     """Bytes of the whole tensor."""
     seconds: float
-    """Time between the first rank's call and the last rank's result; measured: the fastest of several calls."""
+    """Time from the first rank's call to the last rank's result; if measured, the fastest of several calls."""
     how: str = "measured"
     """``measured``, ``paced``, ``simulated`` or ``predicted``."""
 
@@ -46,11 +46,11 @@ class PingPong(NamedTuple):
     sizes : tuple of int
         Bytes.
     seconds : tuple of float
-        Half a round trip, the fastest of several.
+        Half of the fastest round trip.
     how : str, default "measured"
         Source, as in :class:`CollectiveTime`.
     where : str
-        Platform whose clock is used; default: this machine.
+        Platform of the clock; default: this machine.
     link : Link
         Link fitted to sizes and seconds.
     """
@@ -75,8 +75,8 @@ def ping_pong(
     sizes : sequence of int
         Bytes, from 1.
     repeats : int, default 31
-        Round trips of each size on real ranks. The fastest counts, because others waited for a core, not for
-        the link. In the other worlds all round trips are equal, and there is one.
+        Round trips of each size on real ranks. The fastest counts, because slower ones waited for a core, not for
+        the link. In the other worlds all round trips are equal, and there is only one.
     world : str, default ``"real"``
         ``"paced"`` or ``"simulated"`` use the clock of a platform.
     platform : str, optional
@@ -113,7 +113,7 @@ def time_collectives(
     platform : str, optional
         Platform of paced and simulated ranks; default ``"p100-25gbe"``.
     repeats : int, default 3
-        Calls of each on real ranks; the fastest counts. In the other worlds all calls are equal, and there is one.
+        Calls of each collective on real ranks; the fastest counts. Other worlds make one call, as all would be equal.
     timeout : float, default 60
         Seconds after which the ranks are ended.
 
@@ -122,7 +122,7 @@ def time_collectives(
     ValueError
         If a name is not known.
     BadExperiment
-        If there is no such world or platform, or the platform does not hold so many ranks.
+        If there is no such world or platform, or the platform holds fewer ranks.
     """
     from dlpar.collectives import ALLREDUCE
 
@@ -158,13 +158,13 @@ def predict_collectives(
 
 
 def _cluster(world: str, platform: str | None) -> dict[str, str]:
-    """Cluster of the ranks, as keywords of :func:`dlpar.spmd`."""
+    """Return the cluster of the ranks as keywords of :func:`dlpar.spmd`."""
     cluster = {"world": world, **({"platform": platform} if platform else {})}
     return {**cluster, "messages": "sizes"} if world == "simulated" else cluster
 
 
 def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, repeats: int) -> list:
-    """Return, on a rank, the begin and end of each call of each collective, after calls that warm up."""
+    """Time each call of each collective on a rank, after warm-up; return its start and end."""
     from dlpar.collectives import ALLREDUCE
 
     found = []
@@ -194,7 +194,7 @@ def link_fit(*found: PingPong) -> Figure:
     Raises
     ------
     ValueError
-        If there are more or fewer.
+        If there are no results or more than two.
     """
     require(1 <= len(found) <= 2, f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
     sizes, everything = [size for one in found for size in one.sizes], []
@@ -259,7 +259,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
 
 
 def _ends(here: dict[CollectiveTime, tuple[float, float]], over: str, several: bool) -> str:
-    """Times at both ends of the longest lines; of equally long ones, of the source that counts most."""
+    """Return the times at both ends of the longest lines; if several are equally long, of the most trusted source."""
     places = {how: [place for t, (place, _) in here.items() if t.how == how] for how in theme.ORDER}
     known = [how for how in theme.ORDER if places[how]]
     how = max(known, key=lambda how: max(places[how]) / min(places[how]))
@@ -276,13 +276,13 @@ def _ends(here: dict[CollectiveTime, tuple[float, float]], over: str, several: b
 
 
 def _bytes(title: str, sizes: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis of bytes."""
+    """Return a logarithmic axis of bytes."""
     ends = min(sizes), max(sizes)
     return theme.log_axis(title, theme.round_numbers(*ends, (1,)), captions.nbytes, ends)
 
 
 def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
-    """A logarithmic axis of time, with the clocks of its sources."""
+    """Return a logarithmic axis of time, with the clocks of its sources."""
     title = theme.on_clock("time (ms)", *(world for world, how in theme.HOW.items() if how in hows))
     return theme.log_axis(title, theme.round_numbers(0.9 * min(times_ms), 1.1 * max(times_ms)))
 
@@ -293,7 +293,7 @@ def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
 def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     """Draw a bar for each experiment: computing, whose length is 1, and exposed communication.
 
-    A mark shows the whole step by the closed form, where there is one.
+    A mark shows the closed form of the whole step, if there is one.
 
     Parameters
     ----------
@@ -334,13 +334,13 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
 
 
 def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
-    """The sentence, and the largest error of the predictions."""
+    """Return the sentence with the largest error of the predictions."""
     known = {n: value for n, value in enumerate(predicted) if value}
     return " ".join([sentence, *captions.errors({"measured": dict(enumerate(found)), "predicted": known})])
 
 
 def sending(experiment: Experiment) -> Figure:
-    """Draw the predicted computing and sending of a step, from its beginning to its last bucket.
+    """Draw the predicted computing and sending of a step, from its start to its last bucket.
 
     A bucket is sent when its gradients are ready and the bucket before it has left; it takes
     2 (N-1) (a + b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li,
@@ -354,7 +354,7 @@ def sending(experiment: Experiment) -> Figure:
     Raises
     ------
     ValueError
-        If it is anything else.
+        If the experiment is of another kind.
     """
     sync, name = experiment.sync, experiment.cluster.stand_in_for
     wanted = "an overlapped ring that stands in for a workload"
@@ -398,11 +398,11 @@ def sending(experiment: Experiment) -> Figure:
 
 
 POINTS = 80
-"""Sizes at which the prediction is drawn: it jumps where a layer changes its bucket."""
+"""Number of sizes at which the prediction is drawn, because it jumps if a layer changes its bucket."""
 
 
 def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the time of a step over the size of its buckets, and the closed form, on a logarithmic axis.
+    """Draw the time of a step and its closed form over the bucket size, on a logarithmic axis.
 
     The dotted line is computing alone; no step can be faster.
 
@@ -414,7 +414,7 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     Raises
     ------
     ValueError
-        If there are fewer, or their experiments differ in more.
+        If there are fewer than two outcomes, or their experiments differ in other settings.
     """
     done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
     wanted = "buckets of several sizes in one experiment"
@@ -451,7 +451,7 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def _but_buckets(outcome: Outcome) -> str:
-    """An experiment apart from the size of its buckets."""
+    """Return an experiment without its bucket size."""
     experiment, sync = outcome.experiment, outcome.experiment.sync
     require(sync.scheme == "ring", f"outcomes: got {sync.scheme}, allowed is ring: others send no buckets")
     return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()

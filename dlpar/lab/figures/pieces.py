@@ -1,4 +1,4 @@
-"""Figures of a split: its mesh, pieces of layers on ranks, bytes sent for each layer, and differences of images."""
+"""Figures of a split: mesh, pieces of layers on ranks, bytes sent for each layer, and differences of images."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 MOST = 64
-"""Most ranks that are drawn, or run to see what they hold."""
+"""Most ranks that are drawn; most ranks that run to report their pieces."""
 
 
 def experiment_of(of: Experiment | Run) -> Experiment:
-    """Return an experiment, or that of a run; raise ValueError if it has too many workers."""
+    """Return an experiment, or a run's experiment; raise ValueError if it has too many workers."""
     experiment = of.experiment if isinstance(of, Run) else of
     got = experiment.workers
     require(got <= MOST, f"workers: got {got}, allowed is at most {MOST}: each rank is looked at")
@@ -42,7 +42,7 @@ def experiment_of(of: Experiment | Run) -> Experiment:
 
 
 SYMBOLS = ("circle", "square", "diamond", "hexagon")
-"""Symbols of groups: those on which a number can be read."""
+"""Symbols of groups on which a number is readable."""
 
 
 class Axis(NamedTuple):
@@ -56,8 +56,8 @@ class Axis(NamedTuple):
 def mesh(of: Experiment | Run) -> Figure:
     """Draw the ranks of an experiment on the nodes of its platform, once for each axis of its mesh.
 
-    Ranks of one colour and symbol are a group along that axis: only their coordinate on it differs. With a
-    parameter server, the groups along ``data`` contain the servers of their part, too. Real ranks are on one node.
+    Ranks of one colour and symbol form a group along an axis: they differ only in its coordinate. With a
+    parameter server, groups along ``data`` also contain the servers of their part. Real ranks are on one node.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
 
 
 def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
-    """A panel for each axis, and in it a frame for each node: a column of ranks, or one row if there is one node."""
+    """Draw a panel for each axis, with a frame for each node: a column of ranks, or a row for one node."""
     alone = len(set(nodes)) == 1
     places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
@@ -135,7 +135,7 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
 
 
 def _where(axis: Axis) -> str:
-    """Number and size of the groups, and whether they cross nodes."""
+    """State the number and size of the groups, and whether they cross nodes."""
     number, size = len(axis.groups), len(axis.groups[0])
     inside = {0: "inside nodes", number: "across nodes"}.get(axis.across, f"{axis.across} across nodes")
     return f"{number} group{'s' * (number > 1)} of {size}, {inside}"
@@ -158,9 +158,9 @@ def pieces(of: Experiment | Run) -> Figure:
     """Draw the pieces of each layer that each rank holds.
 
     The split cuts the model as in training; then each rank reports its weights (:mod:`dlpar.lab.figures.probes`).
-    Weights are drawn as matrices, outputs downwards and inputs to the right, with the bias as a strip
-    beside them. A spatial split also cuts images, which are drawn with their halos. Ranks of one colour and
-    pattern hold the same. With ``zero=1`` every rank has all weights; the part it updates is drawn.
+    Weights are drawn as matrices, outputs downwards and inputs to the right, and the bias as a strip beside
+    the matrix. A spatial split also cuts images, which are drawn with halos. Ranks of one colour and
+    pattern hold the same pieces. With ``zero=1`` every rank has all weights; the figure shows the updated part.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def pieces(of: Experiment | Run) -> Figure:
     Raises
     ------
     ValueError
-        If there are more workers, or a workload stands in for the model, which then has no weights.
+        If there are more workers, or if a workload stands in for the model, so that there are no weights.
     """
     experiment = experiment_of(of)
     numbered = plain(experiment, dtype="float64")  # exact for the numbers that identify weights
@@ -179,7 +179,7 @@ def pieces(of: Experiment | Run) -> Figure:
 
 
 def plain(experiment: Experiment, **changes: Any) -> Experiment:
-    """The same split of the same model for a single step, without servers.
+    """Return the same split and model for a single step, without servers.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def probed(comm: Any, what: str, experiment: Experiment) -> Any:
 
 
 def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
-    """Draw what ranks hold."""
+    """Draw the pieces that ranks hold."""
     shapes, ranks = held[0].shapes, range(len(held))
     layers = list(dict.fromkeys(map(_layer, shapes)))
     height = round(max(20, min(70, 700 / len(layers))))  # pixels of a row; few layers have taller rows
@@ -226,12 +226,12 @@ def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
 
 
 def _layer(name: str) -> str:
-    """Layer of a parameter; images have rows of their own."""
+    """Return the layer of a parameter; images have their own rows."""
     return name if name.startswith("image.") else name.rpartition(".")[0]
 
 
 def _alike(held: Sequence[Holdings]) -> list[list[int]]:
-    """Groups of ranks that hold the same."""
+    """Return groups of ranks that hold the same pieces."""
     same = defaultdict[tuple, list[int]](list)
     for rank, own in enumerate(held):
         same[tuple(own.pieces)].append(rank)
@@ -239,7 +239,7 @@ def _alike(held: Sequence[Holdings]) -> list[list[int]]:
 
 
 def _box(rank: int, piece: tuple, layers: list[str], shapes: Shapes) -> tuple[tuple, float]:
-    """Place a block of a parameter in a rank's column and a layer's row: its bar, and its height."""
+    """Return the bar and height of a parameter's block, in a rank's column and a layer's row."""
     name, rows, columns = piece
     layer, (left, right), (tall, wide) = _layer(name), CELL, shapes[name]
     if name.endswith(".bias"):
@@ -272,7 +272,7 @@ def _layout(experiment: Experiment, layers: list[str], held: Sequence[Holdings])
 
 
 def _titled(layer: str, shapes: Shapes) -> str:
-    """Name and size of a layer."""
+    """Return the name and size of a layer."""
     tall, wide = next(shape for name, shape in shapes.items() if _layer(name) == layer)
     if layer.startswith("image."):
         return f"image into {layer[6:]}  {tall} × {wide}"
@@ -280,12 +280,12 @@ def _titled(layer: str, shapes: Shapes) -> str:
 
 
 def _elements(piece: Piece) -> int:
-    """Number of elements of weights, of a bias or of an image."""
+    """Return the number of elements of weights, of a bias or of an image."""
     return (piece.rows[1] - piece.rows[0]) * (piece.columns[1] - piece.columns[0])
 
 
 def _held(own: Holdings, of_images: bool) -> int:
-    """Number of elements of images, or of weights and biases, that a rank holds."""
+    """Return the number of elements of images, or of weights and biases, that a rank holds."""
     return sum(_elements(piece) for piece in own.pieces if piece.name.startswith("image.") == of_images)
 
 
@@ -333,7 +333,7 @@ PASSES = ("forward", "backward")
 
 
 def layer_bytes(of: Experiment | Run) -> Figure:
-    """Draw the bytes that the ranks of one replica send for each layer in a step, and the closed form.
+    """Draw the bytes, and their closed form, that one replica's ranks send for each layer in a step.
 
     One step runs in the simulated world, and every message is counted where it is sent. The
     synchronisation of replicas is not included (:func:`dlpar.lab.waiting`).
@@ -382,7 +382,7 @@ def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
 
 
 def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
-    """Bytes by the closed forms, for layers and for the boundaries that were measured."""
+    """Return bytes by the closed forms, for layers and for the measured boundaries."""
     full = {"float32": 4, "float64": 8}[experiment.dtype]
     of_activations = full if experiment.precision == "full" else 2
     found = dict(elements_by_layer(experiment))
@@ -411,14 +411,14 @@ def _bytes_in_words(table: list[tuple], ranks: int) -> str:
 
 
 ROUNDING = 1e-12
-"""Largest difference of float64 that counts as rounding and is not drawn, as a share of the largest number."""
+"""Largest float64 difference that counts as rounding and is not drawn, as a share of the largest number."""
 
 GAP = 0.06
 """Gap between two images, as a share of the figure's width."""
 
 
 def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
-    """Draw the differences of images, as shares of the largest expected number; rounding stays empty.
+    """Draw the differences of images as shares of the largest expected number, without rounding errors.
 
     Parameters
     ----------
@@ -460,7 +460,7 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
 
 
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Largest difference of all channels over the largest expected number, shape (height, width)."""
+    """Return the largest difference of all channels over the largest expected number, shape (height, width)."""
     allowed = f"allowed is the expected one, {tuple(expected.shape)}"
     require(got.shape == expected.shape, f"got: got shape {tuple(got.shape)}, {allowed}")
     apart = (got.detach() - expected.detach()).abs().flatten(0, -3).amax(0)
