@@ -1,4 +1,4 @@
-"""Scripts as workers of a cluster: Cloudera ML's calls, and the cluster specification that TensorFlow reads.
+"""Scripts as workers of a cluster, with Cloudera ML's calls and TensorFlow's cluster specification.
 
 Sources: Cloudera Machine Learning, "Distributed computing with workers" (``launch_workers``, ``await_workers``) and
 its ``cdsw_tensorflow_utils.run_cluster``; TensorFlow's ``TF_CONFIG``, as Cloud ML and Azure set it.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Worker(NamedTuple):
-    """One process of a job that runs a script; `role` is ``worker`` or ``ps``, `index` its number among those."""
+    """A process of a job that runs a script, with its `role`, ``worker`` or ``ps``, and its `index` in this role."""
 
     job: Job
     rank: int
@@ -38,8 +38,8 @@ class Worker(NamedTuple):
 def launch_workers(n: int, script: str | Path, timeout: float = 600.0, **cluster: Any) -> list[Worker]:
     """Start a script in n processes and return at once.
 
-    Each finds its number in ``DLPAR_WORKER``, and the addresses of all in ``TF_CONFIG``.  The result of a
-    script is its variable `result`.  One that fails does not end the others.
+    Each process finds its number in ``DLPAR_WORKER``, and all addresses in ``TF_CONFIG``.  The result of a
+    script is its variable `result`.  A failed script does not end the others.
 
     Parameters
     ----------
@@ -48,14 +48,14 @@ def launch_workers(n: int, script: str | Path, timeout: float = 600.0, **cluster
     script : str or Path
         A file of Python.
     timeout : float, default 600
-        Seconds after which all that still run are ended.
+        Seconds after which all running scripts are ended.
     **cluster
         Further fields of an experiment's cluster, such as ``hostfile``.
 
     Raises
     ------
     BadExperiment
-        If the file is not there, or for a bad value, in one sentence.
+        If the file is missing or a value is bad, in one sentence.
     """
     return _launch({"worker": (n, script)}, timeout, cluster)
 
@@ -68,7 +68,7 @@ def run_cluster(
     timeout: float = 600.0,
     **cluster: Any,
 ) -> list[Worker]:
-    """Start a cluster of workers and parameter servers, each with ``TF_CONFIG``: the cluster, and its own task.
+    """Start workers and parameter servers, each with the cluster and its own task in ``TF_CONFIG``.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str,
     Returns
     -------
     dict
-        ``workers``: role, index and result of each that ended well; ``failures``: role, index and error of the
-        others, among them those that are still running.
+        ``workers``: role, index and result of each successful script.  ``failures``: role, index and error of
+        the others, including running ones.
     """
     deadline, found = time.monotonic() + timeout, {"workers": [], "failures": []}
     for worker in workers:
@@ -106,7 +106,7 @@ def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str,
 
 
 def stop_workers(workers: Sequence[Worker]) -> None:
-    """End the jobs of these workers, and remove what they left."""
+    """End the jobs of these workers, and remove their files."""
     for job in {worker.job for worker in workers}:
         job.stop()
         shutil.rmtree(job.folder, ignore_errors=True)
@@ -132,7 +132,7 @@ def _launch(
 
 
 def _run(comm: Comm, tasks: list[tuple[str, int, str]]) -> dict[str, Any]:
-    """Run this rank's script, with the addresses of all ranks, which each choose a free port."""
+    """Run this rank's script with the addresses of all ranks, each on a free port."""
     role, number, script = tasks[comm.rank]
     with socket.socket() as free:
         free.bind(("", 0))

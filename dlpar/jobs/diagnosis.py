@@ -1,4 +1,4 @@
-"""Find why a job ended, from ranks' records, mpiexec's output and Python's stacks.  Standard library only."""
+"""Diagnosis of a job's end from ranks' records, mpiexec's output and Python's stacks.  Standard library only."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation whose message names the ranks by itself."""
 
 RUNNING = "running.stack"
-"""Name of the file in which a simulation keeps the number of the rank whose turn it is; it is gone at the end."""
+"""Name of the file in which a simulation keeps the running rank's number, removed at the end."""
 
 LEFT = "ended its process before its work was done"
 """Reason given for a rank that called ``os._exit(0)`` or the like."""
 
 REMOVED = "the run folder was removed while the job ran"
-"""Reason given for a job whose folder is gone."""
+"""Reason given for a job whose folder was removed."""
 
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/animation.py")
-"""Parts of paths of files that carry messages: a rank waits in them, but was called from elsewhere."""
+"""Parts of the paths of files that carry messages; the line of interest is in their caller."""
 
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
@@ -43,11 +43,11 @@ _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re
 _TASK = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (?:Exited with exit code (\d+)|(\w.*))$", re.M)
 _LOST = re.compile(r"lost communication with a remote daemon.*?Remote daemon: +\S+ on node (\S+)", re.S)
 _UNHEARD = "Timed out waiting for job step to complete"
-"""The words of srun where a node has not even said that its ranks were ended."""
+"""Message of srun if a node has not even reported the end of its ranks."""
 
 
 class Outcome(NamedTuple):
-    """End of a job: ``done``, ``failed`` or ``stopped``; the reason in one sentence; the rank it is about."""
+    """End of a job: ``done``, ``failed`` or ``stopped``, the reason in one sentence, and the rank concerned."""
 
     status: str
     reason: str
@@ -70,19 +70,19 @@ def stamp_of(path: Path) -> tuple[int, int]:
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Return each rank's file of records; that of all simulated ranks as rank 0's."""
+    """Return each rank's file of records; the shared file of simulated ranks counts as rank 0's."""
     found = [path for path in folder.glob("rank-*.jsonl") if RECORDS.fullmatch(path.name)]
     return {0 if path.stem == ALL_RANKS else rank_of(path.stem): path for path in found}
 
 
 def pids_of(folder: Path) -> dict[int, int]:
-    """Return by process the ranks that have written their header and run on this machine."""
+    """Return the ranks on this machine that have written their header, by process."""
     headers = {rank: _header(path) for rank, path in rank_files(folder).items()}
     return {h["pid"]: rank for rank, h in headers.items() if h.get("host") == os.uname().nodename}
 
 
 def still_ranks(pids: Iterable[int]) -> list[int]:
-    """Return those of `pids` that still are ranks: the system may have given a pid to another process."""
+    """Return the `pids` that are still ranks, because the system may reuse a pid."""
     return [pid for pid in pids if "dlpar" in text_of(Path(f"/proc/{pid}/cmdline"))]
 
 
@@ -94,13 +94,13 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
 
 
 def dead_in(folder: Path) -> set[int]:
-    """Return the ranks that died and without which the others went on."""
+    """Return the dead ranks without which the others continued."""
     found = [record for path in rank_files(folder).values() for record in lines_of(path)]
     return {r["rank"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
 
 
 def outcome(folder: Path, returncode: int) -> Outcome:
-    """Return how a job ended whose mpiexec has ended by itself."""
+    """Return the outcome of a job whose mpiexec has ended by itself."""
     errors = errors_in(folder)
     if errors:
         return _of_errors(errors)
@@ -128,7 +128,7 @@ def outcome(folder: Path, returncode: int) -> Outcome:
 
 
 def _lost_host(folder: Path, log: str) -> Outcome | None:
-    """Name a host that vanished, by the words of the launcher, and the first of the ranks that were on it."""
+    """Find a vanished host in the launcher's messages, and the first of its ranks."""
     hosts: dict[str, int] = {}
     for rank in sorted(files := rank_files(folder)):
         hosts.setdefault(_header(files[rank]).get("host", ""), rank)
@@ -146,7 +146,7 @@ def _signal(number: int) -> str:
 
 
 def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
-    """Name the first exception; of ranks that raised the same, the lowest, whichever was sooner by chance."""
+    """Name the first exception; among ranks with the same exception, the lowest rank."""
     first = errors[0][1]
     rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
     if error["type"] in OF_ALL:
@@ -157,7 +157,7 @@ def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
 
 
 def name_of(folder: Path, rank: int | None) -> str:
-    """Return ``rank 3``, and in brackets any role but worker; of a simulation, the rank whose turn it is."""
+    """Return ``rank 3``, with any role but worker in brackets; for a simulation, the running rank."""
     if (folder / f"{ALL_RANKS}.jsonl").exists():
         running, of_all = number_in(folder / RUNNING), "the process of all ranks"
         return of_all if running is None else f"rank {running} (in {of_all})"
@@ -167,13 +167,13 @@ def name_of(folder: Path, rank: int | None) -> str:
 
 
 def _elsewhere(header: Record) -> str:
-    """Return words for the host of a rank, unless that is this machine."""
+    """Return words for a rank's host, unless it is this machine."""
     here = os.uname().nodename
     return f" on {host}" if (host := header.get("host", here)) != here else ""
 
 
 def _unfinished(folder: Path) -> Outcome | None:
-    """Name a rank that left with status 0; None if all recorded that they did their work."""
+    """Name an unfinished rank that left with status 0; None if all ranks recorded their end."""
     files = rank_files(folder)
     if not files:
         return Outcome("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
@@ -184,7 +184,7 @@ def _unfinished(folder: Path) -> Outcome | None:
 
 
 def _has_ended(path: Path) -> bool:
-    """Return whether a rank has recorded that it did its work."""
+    """Return whether a rank has recorded its end."""
     return any(record.get("k") == "end" for record in _last_records(path, 1 << 12))
 
 
@@ -193,7 +193,7 @@ def _log(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """Return the last line of a rank, or of anything else; or else mpiexec's reports, between lines of dashes."""
+    """Return the last line of a rank or another source, or else mpiexec's reports between lines of dashes."""
     parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
     said, report = _lines(parts[::2]), _lines(parts[1::2])
     of_ranks = [line for line in said + report if line.startswith("[rank")]
@@ -205,7 +205,7 @@ def _lines(texts: list[str]) -> list[str]:
 
 
 def where_ranks_are(folder: Path) -> str:
-    """Ask every rank for its stack, and name the line of code at which each stands."""
+    """Ask every rank for its stack, and name the present line of code of each."""
     kill(still_ranks(pids_of(folder)), signal.SIGUSR1)
     time.sleep(0.2)
     files = rank_files(folder)
@@ -232,9 +232,8 @@ def _stands(folder: Path, rank: int) -> str:
 
 
 def likely_culprit(files: dict[int, Path], silent: list[int]) -> int | None:
-    """Return the worker that has done fewest steps and has not ended, if one alone has, and it is silent.
-
-    In a simulation it is the rank whose turn it is.
+    """Return the only silent, unfinished worker with the fewest steps, if there is one. In a simulation this
+    is the running rank.
     """
     workers = [rank for rank, path in files.items() if _header(path).get("role") == "worker"]
     if not set(workers) & set(silent):
@@ -251,13 +250,13 @@ def _last_step(path: Path) -> int:
 
 
 def _header(path: Path) -> Record:
-    """Return a rank's first record, which describes it; an empty one if it has not written it."""
+    """Return a rank's first record, its header; empty if not yet written."""
     first = next(lines_of(path), {})
     return first if first.get("k") == "rank" else {}
 
 
 def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
-    """Return the records in the last `size` bytes of a file; the first line may be cut, and is left out then."""
+    """Return the records in the last `size` bytes of a file, without a cut first line."""
     with suppress(OSError), open_plain(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - size))

@@ -1,10 +1,9 @@
-"""The fork server: a process that has imported torch and MPI already, and forks fresh ranks in milliseconds.
-
-It imports and computes nothing more: a thread started here would be lost in every child.
+"""The fork server: a process that has already imported torch and MPI, and forks ranks in milliseconds. It
+imports and computes nothing more, because a thread started here would be lost in every child.
 Ranks share its memory until they write to it, so a rank costs some 10 MB instead of 150.
-One server serves one user, one Python and one state of dlpar's files.  It leaves when those
-change, or when nobody has come for a while.  At rest the standard library only, because a
-job's guardian finds or starts the server with the functions below.
+One server serves one user, one Python and one state of dlpar's files.  It exits when these files change, or
+after a while without jobs.  On import this module loads the standard library only, because a job's guardian
+finds or starts the server with the functions below.
 """
 
 from __future__ import annotations
@@ -31,39 +30,39 @@ from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
 
 PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "networkx", "numpy.random", "platformdirs", "filelock")
-"""Modules that every rank has from the start, with all that they import."""
+"""Modules that every rank has from the start, with their own imports."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}
-"""Rooms of the package that no rank runs."""
+"""Subpackages that no rank runs."""
 
 READ = {".py", ".json", ".toml"}
-"""Endings of the files that a rank reads."""
+"""Suffixes of the files that a rank reads."""
 
 IDLE = 600.0
-"""Seconds a fork server stays without a job; ``$DLPAR_WARM_IDLE`` overrides it, 0 forbids warm starts."""
+"""Seconds that a fork server stays without a job; ``$DLPAR_WARM_IDLE`` overrides it, and 0 forbids warm starts."""
 
 START = 60.0
 """Seconds a fork server may take to import everything."""
 
 SOCKET_LENGTH = 107
-"""Bytes the path of a Unix socket may have."""
+"""Maximal length in bytes of a Unix socket's path."""
 
 started: list[subprocess.Popen] = []
-"""Fork servers this process has started; they outlive it."""
+"""Fork servers started by this process, which outlive it."""
 
 
 # ---- finding or starting the server ------------------------------------------------
 
 
 def warm_socket() -> Path | None:
-    """Return the socket of a fork server that runs the present code; start one if needed.
-
-    It takes milliseconds if there is one, seconds if it must be started.
+    """Return the socket of a fork server that runs the present code, and start one if needed. This takes
+    milliseconds, or seconds if a server must be started.
 
     Returns
     -------
     Path or None
-        None where a cold start is safer.  Forking is safe on Linux only; system libraries of macOS forbid it.
+        None if a cold start is safer.  Forking is safe on Linux only, because system libraries of macOS
+        forbid it.
     """
     idle = idle_seconds()
     path, fingerprint = _socket_path(), _fingerprint()
@@ -81,7 +80,7 @@ def warm_socket() -> Path | None:
 
 
 def idle_seconds() -> float:
-    """Return ``$DLPAR_WARM_IDLE`` as a number; raises `ValueError` in one sentence if it is none."""
+    """Return ``$DLPAR_WARM_IDLE`` as a number; raises `ValueError`, in one sentence, for anything else."""
     given = os.environ.get("DLPAR_WARM_IDLE", str(IDLE))
     try:
         return float(given)
@@ -91,7 +90,7 @@ def idle_seconds() -> float:
 
 
 def prepare() -> None:
-    """Have a fork server ready soon, without waiting for it: called when a panel is shown."""
+    """Start a fork server without waiting for it, for example when a panel is shown."""
     threading.Thread(target=warm_socket, name="dlpar-prepare", daemon=True).start()
 
 
@@ -101,7 +100,7 @@ def _socket_path() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a text that changes with every file that ranks run, so that no rank runs yesterday's code."""
+    """Return a text that changes with every file that ranks run, so that no rank runs old code."""
     root = Path(dlpar.__file__).parent
     files = sorted(
         f for f in root.rglob("*") if f.suffix in READ and f.relative_to(root).parts[0] not in NOT_RUN
@@ -114,11 +113,11 @@ def _ask(path: Path, fingerprint: str) -> str | None:
     """Return a server's answer to whether it runs these files, ``fresh`` or ``stale``; None without a server."""
     with suppress(OSError, ValueError), ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
         return next(server.messages())
-    return None  # there is none, or one of another release
+    return None  # there is no server, or one of another release
 
 
 def _start(path: Path, fingerprint: str, idle: float) -> None:
-    # One thread in every library: the server must not hold a thread pool when it forks.
+    # One thread in every library, because the server must not have a thread pool when it forks.
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     found = os.pathsep.join([str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     with open(path.with_suffix(".log"), "wb") as log:
@@ -150,7 +149,7 @@ def main() -> None:
     server = ForkServer(Path(path), fingerprint)
     with suppress(BrokenPipeError):  # the starter has ended, but the next job needs a server
         print("ready", flush=True)
-    os.dup2(0, 1)  # nobody reads on
+    os.dup2(0, 1)  # nobody reads further output
     server.serve(idle)
 
 
@@ -161,26 +160,25 @@ class Stub(Connection):
 
 
 class ForkServer:
-    """Fork a rank for each request, report how each ended, and end what it leaves behind.
+    """Fork a rank for each request, report how each ended, and clean up its processes.
 
-    A rank ends with its stub, also when the server has been killed.  It reports its status by itself; the server
-    reports the end of one that could not, as a signal ended it.
-    Every rank adopts the orphans among its descendants, so those that come to the server are of ranks that
-    have ended.
+    A rank ends with its stub, even if the server has been killed.  A rank reports its own status.  The server
+    reports ranks that were ended by a signal. Every rank adopts the orphans among its descendants, so the
+    server's orphans come from ended ranks.
 
     Parameters
     ----------
     path : Path
-        The socket to listen at; a newer server may take the name over.
+        The socket of this server; a newer server may take over the name.
     fingerprint : str
-        State of dlpar's files; a job with another gets ``stale``, and starts a newer server.
+        State of dlpar's files; a job with another state gets ``stale`` and starts a newer server.
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path, self.fingerprint = path, fingerprint
         self.listener = listen(path, 0o600)
         self.inode = path.stat().st_ino
-        # The pid of the rank that each stub waits for; None until its request has come.
+        # The pid of the rank that each stub waits for; None before its request has arrived.
         self.ranks: dict[Stub, int | None] = {}
         self.leaving = False
         self.wake, wakes = os.pipe()
@@ -190,7 +188,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
-        """Serve until all ranks have ended and nobody came for `idle` seconds, or nobody can, or dlpar changed."""
+        """Serve until all ranks have ended and no job came for `idle` seconds or can come, or dlpar changed."""
         quiet_since = time.monotonic()
         while self.ranks or not self.leaving:
             watched = [self.wake, *self.ranks] + ([] if self.leaving else [self.listener])
@@ -201,7 +199,7 @@ class ForkServer:
                 elif ready is self.listener:
                     self._accept()
                 elif pid := self.ranks.get(ready):
-                    kill([pid])  # only its end makes it readable: nobody waits for this rank
+                    kill([pid])  # readable means closed: nobody waits for this rank
                 elif ready in self.ranks:
                     self._receive(ready)
             if self.ranks:
@@ -216,7 +214,7 @@ class ForkServer:
             time.sleep(0.05)
 
     def _receive(self, stub: Stub) -> None:
-        """Answer whether our code is still the user's, or fork a rank; a stub that gets neither starts cold."""
+        """Answer whether our code is current, or fork a rank; a stub without an answer starts cold."""
         requests = [None]
         with suppress(OSError, ValueError):
             requests = stub.hear() if is_ours(stub) else requests
@@ -236,7 +234,7 @@ class ForkServer:
         close_files(stub.files) if stub in self.ranks else stub.close()
 
     def _leave(self) -> None:
-        """Take no more requests, and free the socket's name unless a newer server has it."""
+        """Stop taking requests, and free the socket's name unless a newer server has it."""
         self.leaving = True
         for open_socket in (self.listener, *(stub for stub, pid in self.ranks.items() if pid is None)):
             open_socket.close()
@@ -245,13 +243,13 @@ class ForkServer:
             self.path.unlink()
 
     def _is_found(self) -> bool:
-        """Return whether the socket's name leads here: its folder may be gone, or a newer server have the name."""
+        """Return whether the socket's name still leads here, not to a newer server or a removed folder."""
         with suppress(OSError):
             return self.path.stat().st_ino == self.inode
         return False
 
     def _fork(self, request: dict, connection: Stub) -> int:
-        """Fork a rank; returns its pid here, and never in the rank."""
+        """Fork a rank, and return its pid; in the rank this never returns."""
         server = os.getpid()
         if pid := os.fork():
             return pid
@@ -273,7 +271,7 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
-            # A Python that starts now would search both, and plug-ins may lie in either.
+            # A newly started Python would search both, and either may hold plug-ins.
             found = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             sys.path += [folder for folder in found if folder not in sys.path]
             random.seed()

@@ -1,4 +1,4 @@
-"""Combine the steps of single workers into global steps.  Standard library only."""
+"""Combine workers' steps into global steps.  Standard library only."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 LATE = 0.5
-"""Seconds of a run by which one rank's records may come after another's before they are no longer waited for."""
+"""Maximal seconds of a run that readers wait for a late rank's records."""
 
 
 class GlobalStep(NamedTuple):
-    """One step's worth of work of all workers."""
+    """One step of all workers together."""
 
     step: int
     samples: int
-    """Samples of all workers in all steps so far."""
+    """Number of samples of all workers in all steps so far."""
     bytes: float
-    """Sent by all workers, all steps so far; NaN if a library moved them and does not say."""
+    """Bytes sent by all workers in all steps so far; NaN if a library does not report its traffic."""
     seconds: float
-    """Time at which its last worker ended it."""
+    """Time at which the last worker ended this step."""
     loss: float
-    """Mean over the global batch; of an empty batch, that of the step before."""
+    """Mean loss over the global batch; for an empty batch, the previous step's loss."""
     batch: int
     """Samples of this step alone."""
     attempt: int
-    """Attempt of the run that did it; a step that was lost is done again by a later attempt."""
+    """Attempt of the run that did this step; a later attempt repeats lost steps."""
     sketches: dict[int, list[float]]
-    """Newest sketch of the weights of each rank that has recorded one, in this step or before."""
+    """Newest sketch of each rank's weights, recorded in this step or before."""
 
 
 WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None, int]
@@ -39,12 +39,12 @@ the memory."""
 
 
 class GlobalSteps:
-    """Combine worker-steps as they are read; only steps that some worker has not finished are kept.
+    """Combine worker-steps as they are read, and keep only steps that some worker has not finished.
 
     Parameters
     ----------
     workers : int
-        Worker-steps in a global step: without those of backup workers.
+        Worker-steps in a global step, without backup workers.
     runs_free : bool, default False
         Whether workers do as many steps as they can.  Then any N worker-steps make a global step, in the
         order in which they ended.  Otherwise a global step is the same step of all workers.
@@ -54,9 +54,9 @@ class GlobalSteps:
     done, samples : int
         Global steps that :meth:`ready` has given, and their samples.
     bytes : float
-        Sent in these; NaN if unknown.
+        Bytes sent in these steps; NaN if unknown.
     first, last : GlobalStep or None
-        The first and the last of these.
+        The first and the last of these steps.
     """
 
     def __init__(self, workers: int, runs_free: bool = False) -> None:
@@ -66,7 +66,7 @@ class GlobalSteps:
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
         self._taken, self._sketches = 0, {}
-        self.attempt, self._ended = 0, []  # global steps of earlier attempts that nobody has got yet
+        self.attempt, self._ended = 0, []  # global steps of earlier attempts that :meth:`ready` has not given
         # Samples and bytes after each global step, for an attempt that begins after it.
         self._sums: list[tuple[int, float]] = [(0, 0.0)]
         # Worker-steps that wait for others: of lockstep workers by step, ordered by rank.
@@ -76,10 +76,10 @@ class GlobalSteps:
         self._newest: dict[int, float] = {}
 
     def resume(self, attempt: int, step: int) -> None:
-        """Go back to `step` global steps: the ranks of an attempt begin there."""
+        """Go back to `step` global steps, where the ranks of an attempt begin."""
         if attempt <= self.attempt:
             return
-        self._ended = self.ready(ended=True)  # with those of the attempts before
+        self._ended = self.ready(ended=True)  # with the steps of earlier attempts
         self._open.clear()
         self._early.clear()
         self._newest.clear()
@@ -88,7 +88,7 @@ class GlobalSteps:
         del self._sums[self.done + 1 :]
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step record; those of different ranks may come in any order, dropped ones do not count."""
+        """Add one worker's step record, with ranks in any order; dropped steps do not count."""
         if record.get("dropped"):
             return
         self._taken += 1
@@ -110,19 +110,19 @@ class GlobalSteps:
         ended : bool, default False
             Whether no further record will come.
         late : float, default :data:`LATE`
-            Seconds after which a free-running worker that stalls is no longer waited for.
+            Seconds of waiting for a free-running worker that stalls.
         """
         before, self._ended = self._ended, []
         if self.runs_free:
             return before + self._any_n(math.inf if ended else self._in_order_until(late))
         whole = [step for step, parts in self._open.items() if len(parts) == parts[0][-1]]
-        # Those of a complete step have recorded all steps before it: what lacks there was done by a rank that died.
+        # Workers of a complete step have recorded all earlier steps, so missing records are a dead rank's.
         complete = sorted(step for step in self._open if whole and step <= max(whole))
-        # Sorted by rank: the same sum, whatever the order of reading.
+        # Sorted by rank, so that the sum does not depend on the order of reading.
         return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
 
     def _any_n(self, until: float) -> list[GlobalStep]:
-        """Combine each N worker-steps that ended up to a time, in the order in which they ended."""
+        """Combine every N worker-steps that ended up to a time, in the order of their ends."""
         self._early.sort()
         in_order, first, found = bisect_right(self._early, (until, math.inf)), 0, []
         while first < in_order and (end := first + self._early[first][-1]) <= in_order:
@@ -136,7 +136,7 @@ class GlobalSteps:
         if not self._newest:
             return -math.inf
         newest = self._newest.values()
-        # Files are read one after the other: a rank's steps are in order once all others were heard up to then.
+        # Files are read one by one, so a rank's step is in order once all others were read up to its time.
         heard = min(newest) if len(newest) == self.workers else -math.inf
         return max(heard, max(newest) - late)
 
@@ -163,7 +163,7 @@ class GlobalSteps:
 
 
 def kept(steps: Iterable[GlobalStep]) -> list[GlobalStep]:
-    """Return the steps that count: those that no later attempt did again."""
+    """Return the steps that no later attempt did again."""
     found: list[GlobalStep] = []
     for step in steps:
         while found and found[-1].attempt < step.attempt and found[-1].step >= step.step:

@@ -1,8 +1,8 @@
 """The guardian of one job: a small process between its owner and its ranks.
 
-It starts mpiexec, copies the output of ranks into ``log.txt``, and ends the whole
-job when its owner says so or dies, when a rank fails, or when nothing has
-moved for too long.  Whatever the cause, it leaves no process, socket or
+It starts mpiexec, copies the output of ranks into ``log.txt``, and ends the whole job when its owner asks for
+this or dies, when a rank fails, or after too long without progress.  Whatever the cause, it leaves no
+process, socket or
 shared-memory file.  Standard library only.
 """
 
@@ -26,10 +26,10 @@ from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
 
 START = {"warm": 30.0, "cold": 120.0}
-"""Seconds until the first rank starts, at least: four cold ones took a minute on two busy cores."""
+"""Minimal seconds allowed until the first rank starts: four cold starts took a minute on two busy cores."""
 
 SUMMARISED = 64 << 20
-"""Bytes of records summed up before the job is over; a reader sums up a longer run."""
+"""Maximal bytes of records that the guardian summarises; a reader summarises a longer run."""
 
 STOPS = {
     number: f"the launcher got {number.name}, so it was stopped"
@@ -39,10 +39,10 @@ STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, where it reaches all p
 """Signals that end a job, and the reason to give."""
 
 ELSEWHERE = 1.2
-"""Seconds in which the starter may end ranks on other machines, before it is ended itself."""
+"""Seconds for the starter to end ranks on other machines, before the starter itself is ended."""
 
 LOG_LIMIT = 64 << 20
-"""Bytes of log.txt at most: a rank that prints in a loop must not fill the disk."""
+"""Maximal size of log.txt in bytes, because a rank that prints in a loop must not fill the disk."""
 
 
 class Guardian:
@@ -71,7 +71,7 @@ class Guardian:
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Start the job, watch it to its end, and leave nothing behind."""
+        """Start the job, watch it until its end, and leave nothing behind."""
         processes.adopt_orphans()
         try:
             self._listen()
@@ -87,7 +87,7 @@ class Guardian:
                 if self.spec["one_host"] and not self.started:
                     mpiexec.keep_to_loopback(self.mpiexec.pid)
                 self._watch_progress()
-                # What ranks that have ended left behind: mpiexec would wait for their output.
+                # Processes left by ended ranks, because mpiexec would wait for their output.
                 if processes.has_children(but=1) and self.mpiexec.poll() is None:
                     processes.kill(self._below(but=self.mpiexec.pid))
                 if self.outcome is None and self._is_over():
@@ -128,7 +128,7 @@ class Guardian:
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """End the job: its owner has said so through the pipe 0, or has ended."""
+        """End the job, because its owner has asked for it through pipe 0, or has ended."""
         said = os.read(0, 100) if source == 0 else b""
         gone = "the process that started it has ended, so it was stopped"
         self.end("stopped", said.decode().strip() if said else gone)
@@ -139,7 +139,7 @@ class Guardian:
                 self.end("stopped", STOPS[number])
 
     def _hear_queue(self, connection: Any) -> None:
-        """Note how many are ahead; the time to start is counted from when nobody is."""
+        """Note the number of jobs ahead; the time to start counts from zero jobs ahead."""
         try:
             messages = self.queue.hear()
         except slots.NoSlots:
@@ -171,7 +171,7 @@ class Guardian:
     # -- while it runs ---------------------------------------------------
 
     def _queue_up(self) -> None:
-        """Wait for job slots, where this machine has a limit."""
+        """Wait for job slots if this machine has a limit."""
         if not self.spec["queue"]:
             return
         question = {"slots": self.spec["ranks"], "as": self.spec["who"]}
@@ -183,7 +183,7 @@ class Guardian:
             self._hear(1.0)
 
     def _choose_command(self) -> None:
-        """Choose the fastest safe way to start: the fork server, which may first have to be started itself."""
+        """Choose the fastest safe way to start: the fork server if possible, started first if needed."""
         command, socket = self.spec["warm"], None
         with suppress(Exception):  # whatever prevents a warm start, a cold start is possible
             socket = fork_server.warm_socket() if command else None
@@ -213,9 +213,8 @@ class Guardian:
             self.selector.register(pipe, selectors.EVENT_READ, self._hear_output)
 
     def _watch_progress(self) -> None:
-        """End a job none of whose ranks has written a line, or touched its file, for `timeout` seconds.
-
-        Where workers run free, the others go on beside a rank that is stopped or hangs: that alone ends it, too.
+        """End a job if no rank has written a line or touched its file for `timeout` seconds. With
+        free-running workers, a single silent rank ends the job too, because the others would continue.
         """
         now, timeout, ranks = time.monotonic(), self.spec["timeout"], self.spec["ranks"]
         files = diagnosis.rank_files(self.folder)
@@ -225,7 +224,7 @@ class Guardian:
                 self.progress[rank], self.moved_at = (stamp, now), now
         missing = [str(rank) for rank in range(ranks) if rank not in self.progress]
         self.started = self.started or not missing
-        # Ranks meet before they write: where one has started, the others have nothing left to load.
+        # Ranks meet before they write, so once one has started, the others have loaded everything.
         patience = timeout if self.progress else max(START[self.mode], timeout)
         silent = [rank for rank in files if rank in self.progress and now - self.progress[rank][1] > patience]
         silent = sorted(set(silent) - diagnosis.dead_in(self.folder)) if silent else silent
@@ -244,7 +243,7 @@ class Guardian:
             self.end("failed", f"{what} for {patience:g} s: {where}", slowest)
 
     def _is_over(self) -> bool:
-        """Return whether mpiexec has ended, and has left no process that may still begin as a rank."""
+        """Return whether mpiexec has ended without leaving a process that may still become a rank."""
         status = self.mpiexec.poll()
         return status is not None and bool(status or diagnosis.pids_of(self.folder) or not self._below())
 
@@ -256,7 +255,7 @@ class Guardian:
     # -- when it ends ----------------------------------------------------
 
     def _below(self, but: int | None = None) -> list[int]:
-        """Return every process of the job that descends from us, except `but` and those below it.
+        """Return every descendant process of the job, except `but` and its descendants.
 
         A fork server belongs to the user.  If it is killed, we may inherit the ranks that it forked, ours and
         others, each in a process group of its own; ranks are ended by their numbers.
@@ -268,7 +267,7 @@ class Guardian:
         return processes.descendants(os.getpid(), {but} | forked - children)
 
     def _clean_up(self) -> None:
-        """Leave no process and no file of the job outside its run folder."""
+        """Remove all processes of the job, and its files outside the run folder."""
         ranks, mpiexec = [*diagnosis.pids_of(self.folder)], self.mpiexec
         if not self.spec["one_host"]:  # only the starter, our one child, reaches ranks on other machines
             starter = [pid for pid in self._below() if processes.parent_of(pid) == os.getpid()]
@@ -286,7 +285,7 @@ class Guardian:
         Scratch(self.spec["scratch"]).remove()
 
     def _finish(self) -> None:
-        """Write how the job ended, and its summary."""
+        """Write the job's end and summary."""
         for stack in self.folder.glob("*.stack"):  # the reserve among them
             stack.unlink()
         self.write(k="end", at=time.time(), **self.outcome._asdict())
@@ -300,11 +299,11 @@ class Guardian:
 
 
 def main() -> None:
-    """Read the job as one JSON line from standard input, which stays open as long as the owner wants the job.
+    """Read the job as a JSON line from standard input, which stays open while the owner wants the job.
 
     The guardian is a child of this process, which cleans up after it if it is killed.
     """
-    # Without a buffer, so that what the owner says later is still in the pipe.
+    # Without a buffer, so that the owner's later messages are still in the pipe.
     with open(0, "rb", buffering=0, closefd=False) as owner:
         line = owner.readline()
     if not line.endswith(b"\n"):

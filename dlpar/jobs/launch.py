@@ -1,4 +1,4 @@
-"""Launch a job, and hold it: for a notebook, the command line, a test."""
+"""Launch and control a job, from a notebook, the command line or a test."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from dlpar.jobs.tail import CALL, Tail, result_path
 from dlpar.worlds.platforms import nodes_of, workload
 
 load = pickle.loads
-"""Reader of results; a process that does not trust the ranks replaces it by a narrower one."""
+"""Reader of results, which a process that does not trust the ranks replaces by a stricter one."""
 
 _live: list[Job] = []
-"""Jobs that go on even when nobody keeps their object: they end with this process."""
+"""Jobs that continue without a reference to their object, until this process ends."""
 
 
 LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 << 26, 0)}
-"""Options of ``ulimit``: the limit, the least that is allowed, and how much more for each process of the job."""
+"""Options of ``ulimit``: the limit, its minimum, and the addition for each process of the job."""
 
 NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
 """Fields of a cluster: the value that needs a GPU, and those allowed without one."""
@@ -56,9 +56,8 @@ class JobFailed(RuntimeError):
 
 
 class Job:
-    """A job: ranks at work in a folder, with a guardian, which is a process of its own.
-
-    The job ends with the process that started it, whatever kills that.
+    """A job: ranks at work in a folder, and a guardian process. The job ends with the process that started
+    it, even if that process is killed.
 
     Attributes
     ----------
@@ -71,7 +70,7 @@ class Job:
         find_starter(), idle_seconds()  # both refuse a bad setting before anything is made
         sweep()
         scratch = Scratch.fresh()
-        # The guardian inherits the locks: from now until it is gone, whatever kills it, the run is live.
+        # The guardian inherits the locks, so the run is live until the guardian ends, however it ends.
         locks = [lock(folder / "lock", math.inf), lock(scratch.lock, math.inf)]
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
@@ -124,7 +123,7 @@ class Job:
 
     @property
     def run(self) -> Run:
-        """The run of this job; readable while the job goes on."""
+        """Run of this job, readable while the job runs."""
         return Run(self.folder)
 
     @property
@@ -134,11 +133,11 @@ class Job:
 
     @property
     def alive(self) -> int:
-        """Number of the ranks' processes, here, that are at work."""
+        """Number of the ranks' live processes on this machine."""
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill the process of a rank on this machine, as the death of its machine would."""
+        """Kill a rank's process on this machine, as if its machine died."""
         os.kill(int(self.run.ranks["pid"][rank]), signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -155,9 +154,9 @@ class Job:
         JobFailed
             If a rank failed or the job was stopped.
         TimeoutError
-            If it is still going on after `timeout`; it goes on.
+            If the job still runs after `timeout`; the job continues.
         KeyboardInterrupt
-            If interrupted: the job is stopped first.
+            If interrupted, after the job is stopped.
         """
         self._wait_ended(timeout)
         if not self.folder.exists():
@@ -167,7 +166,7 @@ class Job:
         return self.run
 
     def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
-        """Wait until that many global steps are done, or the job has ended; `TimeoutError` after `timeout` seconds."""
+        """Wait for this many global steps or the end of the job; `TimeoutError` after `timeout` seconds."""
         deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
         so_far = Summary(run.id, **facts_of(run.experiment))
         while so_far.steps.done < steps and not self.ended:
@@ -178,7 +177,7 @@ class Job:
         return run
 
     def stop(self, timeout: float = 10.0, reason: str = "stopped by its owner") -> None:
-        """End the job and wait until nothing of it is left; does nothing if it has ended."""
+        """End the job and wait until nothing of it is left; do nothing if it has ended."""
         with suppress(OSError, ValueError):
             self._guardian.stdin.write(reason.encode() + b"\n")
             self._guardian.stdin.close()
@@ -198,14 +197,14 @@ _GUARD = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.jobs.guard imp
 
 
 def launch(experiment: Experiment) -> Job:
-    """Start training and return at once; watch ``job.run``, ``job.wait()`` for the end, ``job.stop()`` it.
+    """Start training and return at once; see ``job.run``, ``job.wait()`` and ``job.stop()``.
 
     Raises
     ------
     BadExperiment
-        If this machine cannot run it, or lacks the memory for it.
+        If this machine cannot run the experiment, or lacks the memory.
     NoMPI
-        If there is no MPI to start ranks with.
+        If there is no MPI to start ranks.
     """
     check_machine(experiment)
     folder = _new_run_folder(experiment)
@@ -217,26 +216,26 @@ def launch(experiment: Experiment) -> Job:
 
 
 CLEARING = 5.0
-"""Seconds after its end in which the guardian of a job clears up, at most."""
+"""Maximal seconds that a job's guardian cleans up after the job's end."""
 
 
 def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
-    """Go on with a run from its newest snapshot, in its own folder, as another attempt; return at once.
+    """Resume a run from its newest snapshot in its own folder as another attempt, and return at once.
 
-    Under bulk-synchronous schemes losses and weights are those of a run that was never interrupted.  Steps
-    after the snapshot are done again; what earlier attempts recorded of them stays in the folder.
+    Under bulk-synchronous schemes, losses and weights equal those of an uninterrupted run.  Steps after the
+    snapshot are done again.  Their records from earlier attempts stay in the folder.
 
     Parameters
     ----------
     run : Run, path or str
         A run that ended before its last step, with ``snapshot.every`` above 0.
     workers : int, optional
-        Workers that go on, with the same global batches; default: as many as the experiment has.
+        Number of workers that continue, with the same global batches; default: the experiment's workers.
 
     Raises
     ------
     BadExperiment
-        If it still goes on or is done, or none of its snapshots is whole and its own.
+        If the run is live or done, or has no complete snapshot of its own.
     """
     from dlpar.jobs import snapshot  # here: it loads torch, which a launcher need not
 
@@ -253,7 +252,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     attempt = snapshot.newest(folder, experiment)
     held = lock(
         folder / "lock", CLEARING
-    )  # its guardian clears up; after that nobody else resumes it meanwhile
+    )  # its guardian cleans up; after that nobody else resumes it meanwhile
     if held is None:
         raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
     with os.fdopen(held, "w"):
@@ -276,8 +275,8 @@ def check_machine(experiment: Experiment) -> None:
     Raises
     ------
     BadExperiment
-        If it is no experiment; if the hostfile, the platform, the workload, the folder of the data or a GPU is
-        not there; if a workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low.
+        If it is not an experiment; if the hostfile, platform, workload, data folder or GPU is missing; if a
+        workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low.
     """
     if not isinstance(experiment, Experiment):
         got = shown(experiment)
@@ -312,7 +311,7 @@ def check_machine(experiment: Experiment) -> None:
 
 
 def _complaint(run: Run) -> str:
-    """Return the reason, then each failed rank's own traceback; a deadlock's reason names all ranks already."""
+    """Return the reason and each failed rank's own traceback; a deadlock's reason already names all ranks."""
     own = sorted((rank, e["traceback"].rstrip()) for rank, e in run.errors.items() if e["type"] not in OF_ALL)
     stories = [f"--- rank {rank} ---\n{traceback}" for rank, traceback in own]
     return "\n\n".join([run.reason or f"the job is {run.status}", *stories])
@@ -328,8 +327,7 @@ def spmd(
 ) -> list[Any]:
     """Call ``function(comm, *arguments)`` on every rank and return the ranks' results, in order.
 
-    Single program, multiple data: one function, as many processes, each with its
-    own ``comm.rank``.
+    Single program, multiple data: every process calls one function with its own ``comm.rank``.
 
     Parameters
     ----------
@@ -341,7 +339,7 @@ def spmd(
         ``"real"``: MPI processes on this machine; ``"paced"``: the same, keeping a platform's time;
         ``"simulated"``: all in one process, on a virtual clock, where a deadlock is found at once.
     timeout : float
-        Seconds after which ranks that have not returned are ended; the message says where each stood.
+        Seconds after which unfinished ranks are ended; the message names the position of each.
     **cluster
         Further fields of an experiment's cluster: ``platform="p100-25gbe"``, ``messages="sizes"``.
 
@@ -368,7 +366,7 @@ def spmd(
 def begin(function: Callable, *arguments: Any, workers: int, **cluster: Any) -> Job:
     """Start ``function(comm, *arguments)`` on every rank as :func:`spmd` does, and return at once.
 
-    The results of rank r come to ``result_path(job.folder, r)``, in a folder that the caller removes.
+    The result of rank r is written to ``result_path(job.folder, r)``, in a folder that the caller removes.
     """
     if not callable(function):
         raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")

@@ -1,4 +1,4 @@
-"""The command that starts N ranks, with the flags of the MPI at hand."""
+"""Commands that start N ranks, with the flags of the installed MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlpar.config.paths import read_plain
 from dlpar.jobs.scratch import Scratch
 
 ANSWER = 10.0
-"""Seconds in which another host says its name."""
+"""Seconds within which another host must report its name."""
 
 
 class NoMPI(RuntimeError):
@@ -27,7 +27,7 @@ class NoMPI(RuntimeError):
 
 @dataclass(frozen=True)
 class Starter:
-    """A program that starts ranks, and the flags it understands.
+    """A program that starts ranks, and its dialect of flags.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Starter:
     dialect : str
         ``openmpi5``, ``openmpi4``, ``hydra`` (MPICH, Intel MPI), ``srun`` or ``plain``.
     version : str
-        First line of its own description.
+        First line of the program's version text.
     """
 
     path: str
@@ -46,12 +46,14 @@ class Starter:
     def command(
         self, ranks: int, program: list[str], hostfile: str | None = None, survives: bool = False
     ) -> list[str]:
-        """Return the arguments that run `program` on `ranks` ranks; output lines are marked by rank if possible.
+        """Return the command that runs `program` on `ranks` ranks, with output lines marked by rank if
+        possible.
 
-        `survives`: the others go on when a rank dies.
+        If `survives`, the other ranks continue when a rank dies.
         """
         flags = {
-            # Ranks float: two students' jobs pinned to the same core would halve both.
+            # Ranks are not pinned, because two students' jobs pinned to the same core would run at half
+            # speed.
             "openmpi5": ["--oversubscribe", "--bind-to", "none", "--output", "tag"],
             "openmpi4": ["--oversubscribe", "--bind-to", "none", "--tag-output"],
             "hydra": ["-prepend-rank"],
@@ -73,7 +75,7 @@ class Starter:
 
 @lru_cache
 def find_starter() -> Starter:
-    """Find mpiexec: ``$DLPAR_MPIEXEC``, Slurm's own inside an allocation, this environment's, or the PATH's.
+    """Find mpiexec: ``$DLPAR_MPIEXEC``, in an allocation Slurm's own, this environment's, or one on the PATH.
 
     Raises
     ------
@@ -112,13 +114,13 @@ def _identify(path: str) -> Starter:
 
 
 def on_one_host(starter: Starter, hostfile: str | None) -> bool:
-    """Return whether all ranks will run on this machine, as far as the settings tell."""
+    """Return whether all ranks will run on this machine, according to the settings."""
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if "SLURM_JOB_ID" in os.environ else 1
     return hostfile is None and starter.dialect != "srun" and nodes == 1
 
 
 def hosts_of(hostfile: str) -> dict[str, int | None]:
-    """Return the hosts of an Open MPI hostfile, and the slots of each; None where it does not say."""
+    """Return the hosts of an Open MPI hostfile with their slots; None if the file gives no slots."""
     hosts: dict[str, int | None] = {}
     for line in read_plain(hostfile).decode(errors="replace").splitlines():
         if words := line.partition("#")[0].split():
@@ -128,14 +130,14 @@ def hosts_of(hostfile: str) -> dict[str, int | None]:
 
 
 def _check_names(hostfile: str) -> None:
-    """Refuse hosts that call themselves alike: Open MPI's launcher would wait for the second one for ever.
-
-    It asks every other host by the agent that the launcher will use; one that does not answer is left to that.
+    """Refuse hosts with the same name, because Open MPI's launcher would wait forever for the second. The
+    check asks every other host through the launcher's own agent.  The launcher deals with hosts that do not
+    answer.
     """
     agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
     with suppress(OSError):  # there is no agent
         for host in hosts_of(hostfile):
-            # Words that are no names are for mpiexec to refuse.
+            # mpiexec refuses words that are not names.
             if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
@@ -161,7 +163,8 @@ def _is_here(host: str) -> bool:
 
 
 def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool) -> dict[str, str]:
-    """Return our environment with settings for a quick, quiet, private start; the user's own settings win.
+    """Return our environment with settings for a quick, quiet, private start; the user's settings take
+    precedence.
 
     Parameters
     ----------
@@ -170,7 +173,7 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
     threads : int
         Compute threads of each rank.
     one_host : bool
-        Whether all ranks run on this machine: then they need no network, and see the same folders.
+        Whether all ranks run on this machine, where they need no network and see the same folders.
     """
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # the experiment sets these
     allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]  # others it leaves alone
@@ -191,10 +194,10 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
         }
     else:
         settings |= {
-            # Over one TCP connection the word that a receiver is ready waits behind what it sends itself, and
+            # On one TCP connection, a receiver's ready message queues behind the receiver's own data, and
             # one direction of an exchange often begins when the other has ended: half the rate.
             "OMPI_MCA_btl_tcp_links": "2",
-            # A host that has vanished says nothing: look after 2 s of silence, once a second, three times.
+            # A vanished host sends nothing, so check after 2 s of silence, once per second, three times.
             "PRTE_MCA_oob_tcp_keepalive_time": "2",
             "PRTE_MCA_oob_tcp_keepalive_intvl": "1",
             "PRTE_MCA_oob_tcp_keepalive_probes": "3",
@@ -207,10 +210,10 @@ _PIDFD_GETFD = 438
 
 
 def keep_to_loopback(pid: int) -> None:
-    """Let a process's listening sockets hear this machine alone.  Linux.
+    """Restrict a process's listening sockets to this machine.  Linux.
 
-    Open MPI's launcher listens on all interfaces, and no setting of it changes that.  Nothing comes from elsewhere
-    to a socket that is bound to the loopback device, whatever its address.
+    Open MPI's launcher listens on all interfaces, and has no setting to change this.  A socket bound to the
+    loopback device gets nothing from other machines, whatever its address.
     """
     level, copy = socket.SOL_SOCKET, ctypes.CDLL(None).syscall
     with suppress(AttributeError, OSError), open(os.pidfd_open(pid), "rb", buffering=0) as process:

@@ -1,4 +1,4 @@
-"""Processes of one account: they die with a parent, are found and killed.  Standard library only."""
+"""Tools to find and kill processes of one account, or let them die with a parent.  Standard library only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def die_with_writer(pipe: int) -> None:
-    """Ask for SIGKILL when the writing end of a pipe closes, wherever it is; `pipe` is the reading end.  Linux."""
+    """Ask for SIGKILL when the last writing end of a pipe closes; `pipe` is the reading end.  Linux."""
     fcntl.fcntl(pipe, 10, signal.SIGKILL)  # F_SETSIG
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
@@ -62,14 +62,14 @@ def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
 
 
 def has_children(but: int = 0) -> bool:
-    """Return whether this process, of one thread, has more than so many children, ended ones included."""
+    """Return whether this single-threaded process has more than this many children, including ended ones."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         return len(file.read().split()) > but
     return True  # a kernel without that file
 
 
 def end_children() -> None:
-    """End every process below this one, which may run in sessions of their own."""
+    """End every descendant of this process, in any session."""
     adopt_orphans()
     while has_children() and (left := descendants(os.getpid())):
         kill(left)
@@ -77,14 +77,14 @@ def end_children() -> None:
 
 
 def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
-    """Signal every process that is still there."""
+    """Send a signal to every process that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def wait_gone(pids: list[int], seconds: float) -> list[int]:
-    """Wait until the processes have ended; returns those that have not within `seconds`."""
+    """Wait until the processes have ended, and return those still alive after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if parent_of(pid) is not None]) and time.monotonic() < deadline:
         with suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""Ranks from their start to their end: join the others, do the work, record what goes wrong.
+"""Life of a rank: join the others, do the work, and record errors.
 
 A real or paced rank is a process of its own: started by mpiexec (cold), forked by the fork server (warm),
 or started by hand on a cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
@@ -50,10 +50,11 @@ from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, Simulator, Task
 
 GRACE = 0.25
-"""Seconds a failed rank lingers, so that others that fail too can say so before the job is ended."""
+"""Seconds that a failed rank waits, so that other failed ranks can report before the job is ended."""
 
 PATIENCE = 0.7
-"""Share of a job's timeout after which a simulated rank that never yields is named, before the guardian acts."""
+"""Share of a job's timeout after which a simulated rank that never yields is named, before the guardian ends
+the job."""
 
 
 class NeverYields(RuntimeError):
@@ -61,7 +62,7 @@ class NeverYields(RuntimeError):
 
 
 def run_rank(argv: list[str]) -> int:
-    """Run this rank of the job in folder ``argv[0]`` with ``argv[1]`` ranks; returns the exit status."""
+    """Run this rank of the job in folder ``argv[0]`` with ``argv[1]`` ranks, and return the exit status."""
     folder, ranks = Path(argv[0]), int(argv[1])
     launched = float(argv[2]) if len(argv) > 2 else None
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -84,7 +85,7 @@ def run_rank(argv: list[str]) -> int:
 
 
 def _refusal(ranks: int) -> str | None:
-    """Start MPI; returns why the ranks cannot run with it, None if they can."""
+    """Start MPI, and return the reason why ranks cannot run with it, or None."""
     library = MPI.Get_library_version()
     if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
         return f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
@@ -98,14 +99,14 @@ def _refusal(ranks: int) -> str | None:
 
 
 def _is_simulated(folder: Path) -> bool:
-    """Return whether the job's ranks are simulated; False where its folder is not seen."""
+    """Return whether the job's ranks are simulated; False if this machine does not see the folder."""
     file = folder / "experiment.json"
     return file.exists() and json.loads(file.read_bytes()).get("cluster", {}).get("world") == "simulated"
 
 
 @contextmanager
 def _stack_on_request(folder: Path, rank: int) -> Iterator[None]:
-    """Write Python's stack to ``rank-<rank>.stack`` on SIGUSR1, with which the guardian asks where ranks are."""
+    """Write Python's stack to ``rank-<rank>.stack`` on SIGUSR1, the guardian's request."""
     with open(folder / f"rank-{rank}.stack", "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
         yield
@@ -113,14 +114,14 @@ def _stack_on_request(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _read_work(folder: Path) -> tuple[Experiment, bytes | None, Attempt]:
-    """Read the experiment, the packed function where ranks call one instead of training, and which attempt this is."""
+    """Read the experiment, the packed function that replaces training, if any, and the attempt."""
     call = folder / CALL
     experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
     return experiment, call.read_bytes() if call.exists() else None, Attempt.of(folder)
 
 
 def _begin(record: Recorder, experiment: Experiment, launched: float | None, attempt: Attempt) -> None:
-    """Record what this rank is, and on rank 0 how long the launch took."""
+    """Record this rank's header, and on rank 0 the duration of the launch."""
     resumed = {"attempt": attempt.number, "resumed": attempt.step, "began": attempt.began}
     resumed = resumed if attempt.number else {}
     record.header(
@@ -137,9 +138,8 @@ def _work(
     record: Recorder,
     attempt: Attempt,
 ) -> Comm:
-    """Train, serve, or call the user's function and write its result, on the recorder's rank.
-
-    Returns the communicator of the ranks that are left at the end.
+    """Train, serve, or call the user's function and write its result, on the recorder's rank. Returns the
+    communicator of the ranks that remain at the end.
     """
     comm = record.comm
     if call is not None:
@@ -184,7 +184,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
 
 
 def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
-    """Copy the files of ranks on other machines into the job's own folder, which rank 0 sees."""
+    """Copy the files of ranks on other machines into the job's folder, through rank 0."""
     meet(world)
     home = world.bcast(str(folder))
     away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
@@ -197,7 +197,7 @@ def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
 
 
 def _note_turns(simulator: Simulator, path: Path) -> None:
-    """Keep the number of the rank whose turn it is in a mapped file, which outlives the process, whatever ends it."""
+    """Keep the running rank's number in a mapped file, which outlives the process however it ends."""
     path.write_bytes(b"   0")
     with open(path, "r+b") as file:
         note, turn = mmap.mmap(file.fileno(), 4), simulator.next
@@ -224,14 +224,14 @@ def simulate(
     packed : bytes, optional
         A packed function that ranks call instead of training; its results are files in `folder`.
     attempt : Attempt, optional
-        Where a run that is resumed goes on; default: at its beginning.
+        Start of a resumed run; default: the beginning.
     launched : float, optional
         Unix time at which the job was launched.
 
     Returns
     -------
     int
-        The exit status; an error is recorded by the rank that raised it.
+        The exit status.  The rank that raised an error records it.
     """
     file = RankFile(folder / f"{ALL_RANKS}.jsonl")
     attempt = attempt or Attempt()

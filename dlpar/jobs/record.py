@@ -1,9 +1,9 @@
-"""Record a rank while it runs: one JSON line a step, appended to a file of its own.
+"""Record a running rank: one JSON line per step, appended to its own file.
 
 The file is the only source of truth about the run: a reader gets nothing else.  A
 line is complete or absent, so a reader may tail the file while it grows.  Steps
-quicker than `TOGETHER` share a ``write``.  A system call costs a short step more
-than all the rest of recording, and a killed rank loses no more than that time.
+quicker than `TOGETHER` share a ``write``.  For a short step, a system call costs more than all other
+recording.  A killed rank loses at most this time.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 TOGETHER = 0.02
-"""Seconds of steps that may be written together."""
+"""Maximal seconds of steps that are written together."""
 
 SNAPSHOT = "snapshot"
-"""Span in which a step waits for a copy of the state."""
+"""Name of the span in which a step waits for a copy of the state."""
 
 COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update"})
 """Spans counted as computing; any other but :data:`SNAPSHOT` and ``evaluate`` is communication."""
 
 NOTHING = 2e-6
-"""Longest empty span on the wall clock, in seconds; it is not written.  On other clocks an empty span takes 0 s."""
+"""Maximal seconds of an empty span on the wall clock, which is not written; 0 s on other clocks."""
 
 
 class Span:
-    """Time a phase of a step: by the rank's clock, or the GPU's work of it by the GPU's (:class:`DeviceClock`).
+    """Times a phase of a step by the rank's clock, or its GPU work by the GPU's clock (:class:`DeviceClock`).
 
-    One object serves all steps, so phases of one name do not nest.  `of` is written behind the times: the numbers
-    of micro-batch and chunk in a pipeline, which makes a new object for each.
+    One object serves all steps, so phases of one name do not nest.  `of` is written after the times: in a
+    pipeline the numbers of micro-batch and chunk, with a new object for each.
     """
 
     __slots__ = ("_name", "_of", "_record", "_start", "_waited")
@@ -65,7 +65,7 @@ class Span:
 
 
 class RankFile:
-    """A file of records that only grows, a line each.
+    """An append-only file with one record per line.
 
     Parameters
     ----------
@@ -78,13 +78,13 @@ class RankFile:
         self._written, self._pending = 0.0, []
 
     def add(self, record: dict[str, Any], soon: bool = False) -> None:
-        """Write a record and those that wait: now, or within :data:`TOGETHER` if `soon`."""
+        """Write a record and all buffered ones, now or within :data:`TOGETHER` if `soon`."""
         self._pending.append(record)
         if not soon or time.monotonic() - self._written >= TOGETHER:
             self.flush()
 
     def flush(self) -> None:
-        """Write the records that wait."""
+        """Write the buffered records."""
         # A missing number and a NaN are null.
         lines = b"".join([orjson.dumps(r, _nothing, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
         self._pending.clear()
@@ -95,7 +95,7 @@ class RankFile:
             raise OSError("No space left on device, or the limit of `ulimit -f` is reached")
 
     def touch(self) -> None:
-        """Show progress without a record: a step of thousands of ranks takes long."""
+        """Show progress without a record, because a step of thousands of ranks takes long."""
         os.utime(self._file)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Recorder:
     file : RankFile, optional
         File shared by many ranks of one process; each line then names its rank.
     began : float
-        Seconds of the run that passed before this attempt, in a run that is resumed.
+        Seconds of the run before this attempt, in a resumed run.
     """
 
     _of: Mapping[str, int] = MappingProxyType({})
@@ -140,12 +140,12 @@ class Recorder:
         self._kinds: dict[str, Span] = {}
 
     def join(self, comm: Comm, workers: int, usual: int) -> None:
-        """Go on with another communicator of the same clock, and so many workers in a global step."""
+        """Continue with another communicator of the same clock, and this many workers in a global step."""
         self.comm, self.traffic = comm, comm.traffic
         self._of = {} if workers == usual else {"of": workers}
 
     def header(self, **facts: Any) -> None:
-        """Describe this rank: role and threads, beside the facts of its communicator."""
+        """Write this rank's role and threads, and the facts of its communicator."""
         comm = self.comm
         place = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(comm.device)}
         world = {"carrier": comm.world.carrier, "clock": comm.world.clock}
@@ -187,18 +187,18 @@ class Recorder:
         self._write({"k": "event", "t": self.now(), "name": name, **facts})
 
     def error(self, error: BaseException) -> None:
-        """Write an exception with its traceback, which so outlives the process."""
+        """Write an exception with its traceback, so that both outlive the process."""
         told = {"message": str(error), "traceback": "".join(traceback.format_exception(error))}
         self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})
 
     def end(self, steps: int) -> None:
-        """Record that the rank did all its steps."""
+        """Record that the rank has done all its steps."""
         if state := self.comm.world.state():
             self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
 
     def flush(self) -> None:
-        """Write the steps that wait to be written together."""
+        """Write the buffered steps."""
         self._file.flush()
 
     def close(self) -> None:
@@ -253,9 +253,10 @@ class DeviceClock:
         return event
 
     def timed(self, spans: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Wait for the GPU, and return its spans with their times on the rank's clock, but no empty ones.
+        """Wait for the GPU, and return its non-empty spans with their times on the rank's clock.
 
-        The two clocks are compared each time: they drift, and a time between events has 7 digits of milliseconds.
+        The two clocks are compared each time, because they drift, and a time between events has only 7 digits
+        of milliseconds.
         """
         zero = self.moment()
         zero.synchronize()

@@ -1,8 +1,8 @@
-"""Going on when a rank dies: those that are left agree where they stand, and start again from what they hold.
+"""Recovery from a rank's death: survivors agree on their state, and restart from the state they hold.
 
-A step is a transaction: what a dying step exchanged is discarded.  Replicas that were equal take the state of
-the one with most steps; servers go back to the version that all of them have; replicas of gossip keep their own.
-The program of a rank then begins anew, as in a run that is resumed, on the ranks that are left.
+A step is a transaction: exchanges of an interrupted step are discarded.  Equal replicas take the state of the
+replica with the most steps.  Servers go back to the version that all servers have.  Replicas of gossip keep
+their own state. Each survivor's program then restarts, as in a resumed run.
 
 Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI communication capability"
 (IJHPCA 2013): User Level Failure Mitigation, by which MPI tells of a death, revokes and shrinks communicators.
@@ -22,12 +22,12 @@ from dlpar.train import serve, train
 
 
 def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, attempt: Attempt) -> Comm:
-    """Do this rank's part of a training to its end, whoever dies; returns the communicator of those that are left.
+    """Train this rank's part to the end despite deaths, and return the survivors' communicator.
 
     Raises
     ------
     CannotGoOn
-        If the death of a rank took what nobody else has.
+        If a rank died with state that no other rank has.
     """
     rank = comm.rank
     comm.world.watches = experiment.deaths.goes_on
@@ -61,7 +61,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
 
 
 class Standing(NamedTuple):
-    """Where one rank stands when it learns of a death: its first rank, its crew, and its steps."""
+    """State of a rank when it learns of a death: its first rank, its crew, and its steps."""
 
     rank: int
     crew: Crew
@@ -70,7 +70,7 @@ class Standing(NamedTuple):
 
 
 def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[Comm, Crew, State | None]:
-    """Agree with those that are left on a new crew, and on the state this rank goes on from; collective."""
+    """Agree with the survivors on a new crew, and on the state from which this rank continues; collective."""
     state, standing = None, Standing(rank, crew)
     if keeper is not None and keeper.is_whole:
         own, done = keeper.standing()
@@ -112,10 +112,10 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
 def tell(
     record: Recorder, keeper: Keeper | None, before: Crew, crew: Crew, state: State | None, noticed: float
 ) -> None:
-    """Record who died, where the others go on, and the step that a death kept this worker from recording."""
+    """Record who died, where the others continue, and this worker's step that a death left unrecorded."""
     part = keeper.parts.get("part") if keeper and state and state.done == keeper.done + 1 else None
     if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
-        # The update that all have now took this worker's gradient, too.
+        # The update that all ranks now have includes this worker's gradient.
         loss = None if part.loss is None else float(part.loss)
         facts = {**keeper.parts["sync"].facts(), **record.traffic.take()}
         record.step(keeper.own, loss=loss, samples=part.samples, **facts)

@@ -1,4 +1,4 @@
-"""All jobs of an account that run now, whoever launched them: list them, and stop one."""
+"""List and stop all running jobs of an account, whoever launched them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlpar.jobs.tail import lines_of
 
 
 def stop(job: str) -> None:
-    """End a job if it runs, and not only starts; returns at once, and the job is gone within 2 s."""
+    """End a running job, which is gone within 2 s, and return at once; starting jobs are not ended."""
     found = [folder for folder in running_folders() if folder.name == job]
     pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
     kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's

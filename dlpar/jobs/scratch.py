@@ -1,4 +1,4 @@
-"""A job's private folders, gone with the job, those that a killed job left, and locks.  Standard library only."""
+"""Private folders of a job, removal of a killed job's folders, and locks.  Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlpar.config.paths import open_plain, private_folder, runtime_folder
 
 
 def lock(path: Path, seconds: float = 0.0) -> int | None:
-    """Open and lock a file, which is made if missing; None if another process holds it for `seconds`.
+    """Open and lock a file, made if missing; return None if another process holds it for `seconds`.
 
     The kernel frees the lock when the last process that has this descriptor closes it, or dies.
     """
@@ -33,12 +33,12 @@ def lock(path: Path, seconds: float = 0.0) -> int | None:
 
 
 class Scratch:
-    """A job's private folders for session files, sockets and shared memory; they vanish with the job.
+    """Private folders of a job for session files, sockets and shared memory, removed with the job.
 
     Attributes
     ----------
     lock : Path
-        File that is locked while the job lives; an unlocked folder was left by a killed guardian.
+        File that is locked while the job lives.  An unlocked folder was left by a killed guardian.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,7 +48,7 @@ class Scratch:
 
     @classmethod
     def fresh(cls) -> Scratch:
-        """New folders under a new name."""
+        """Make new folders under a new name."""
         scratch = cls(secrets.token_hex(4))
         private_folder(scratch.folder)
         private_folder(scratch.memory)
@@ -57,7 +57,7 @@ class Scratch:
     def remove(self) -> None:
         """Delete both folders with all they hold."""
         elsewhere = [root / self.memory.name for root in (Path("/dev/shm"), runtime_folder() / "memory")]
-        for folder in (*elsewhere, self.folder):  # memory may be in either, by the space it found
+        for folder in (*elsewhere, self.folder):  # memory may be in either, depending on free space
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -83,12 +83,12 @@ def sweep(older_than: float = 60.0) -> None:
 
 
 def _memory_prefix() -> str:
-    """Tells this user's segments, and those of another DLPAR_RUNTIME, apart in a folder all users share."""
+    """Return a prefix that separates users and DLPAR_RUNTIMEs in a folder shared by all users."""
     return f"dlpar-{os.getuid()}-{hashlib.sha1(os.fsencode(runtime_folder())).hexdigest()[:6]}-"
 
 
 def _memory_root() -> Path:
-    """/dev/shm, or the runtime folder where that is missing or tiny, as in Docker's default 64 MB."""
+    """Return /dev/shm, or the runtime folder if /dev/shm is missing or tiny, as Docker's default of 64 MB."""
     if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 256 << 20:
         return Path("/dev/shm")
     return private_folder(runtime_folder() / "memory")

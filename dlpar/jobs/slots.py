@@ -1,10 +1,10 @@
-"""Job slots: a limit on ranks that all users of a machine share, given out in fair turns.  Standard library only.
+"""Job slots: a limit on the ranks of all users of a machine, shared in fair turns.  Standard library only.
 
 The keeper has one file for each slot, locked while the slot is taken.  It hands the locked
-files themselves to a job's guardian, which passes them on to mpiexec.  Whatever kills the job,
-the kernel frees its slots with its last process.  The keeper counts locks, not connections, and
-remembers who got them.  While others wait, nobody keeps a slot longer than a limit: then his job
-is told to end, and the slot gets a new file.  Without a keeper there is no limit.
+files themselves to a job's guardian, which passes them on to mpiexec.  However the job ends, the kernel frees
+its slots with its last process.  The keeper counts locks, not connections, and remembers their users.  While
+others wait, a job may keep slots only up to a time limit.  Then the job is told to end, and the slot gets a
+new file.  Without a keeper there is no limit.
 
 The next turn goes to the user with the fewest slots.  Among equals the longest time since the last turn
 decides, then the time of arrival.  Nobody overtakes the user whose turn it is, however few slots he wants.
@@ -35,13 +35,13 @@ USUAL = Path("/run/dlpar/slots")
 """Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another; empty: no limit."""
 
 MOST = 200
-"""Slots of a machine at most: one message passes that many files."""
+"""Maximal number of slots of a machine: one message can pass this many files."""
 
 LOOK = 0.1
-"""Seconds between two looks at the slots while a job waits: a job's last process may outlive its guardian."""
+"""Seconds between checks of the slots while a job waits: a job's last process may outlive its guardian."""
 
 MOST_EACH = 32
-"""Connections of a user at most, except of the keeper's own account: nobody may keep the others out."""
+"""Maximal number of a user's connections, except for the keeper's account, so that nobody can block others."""
 
 
 LONGEST_TURN = 1800.0
@@ -49,7 +49,7 @@ LONGEST_TURN = 1800.0
 
 
 class NoSlots(RuntimeError):
-    """The keeper has refused the job, or has gone; the message says what is allowed."""
+    """The keeper has refused the job or has exited; the message says what is allowed."""
 
 
 def keeper_socket() -> Path | None:
@@ -72,7 +72,7 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_kept(path: Path) -> bool:
-    """Return whether a keeper gives out slots there."""
+    """Return whether a keeper serves at this socket."""
     with suppress(NoSlots):
         return bool(ask(path, {}))
     return False
@@ -98,14 +98,14 @@ class Talk(Connection):
     Raises
     ------
     NoSlots
-        If nobody listens there.
+        If no keeper listens at this socket.
     """
 
     MOST_FILES = MOST
 
     def __init__(self, path: Path, question: dict[str, Any]) -> None:
         super().__init__()
-        # Behind a crowd a blocking call waits its turn; with Python's own timeout it would be refused at once.
+        # A blocking call waits in the queue; with Python's own timeout it would be refused at once.
         self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
         try:
             self.connect(str(path))
@@ -117,7 +117,7 @@ class Talk(Connection):
             raise NoSlots(f"job slots: nobody gives them out at {path} ({why}); `dlpar slots` does") from None
 
     def hear(self) -> list[dict[str, Any]]:
-        """Return the keeper's new messages; waits for one at most 5 s.
+        """Return the keeper's new messages, after waiting at most 5 s for one.
 
         A job in the queue hears ``{"ahead": 2, "paused": False}``, and finally ``{"go": True}``, which brings
         :attr:`files`.  A job that kept them too long hears ``{"over": "…"}``, the reason.
@@ -125,7 +125,7 @@ class Talk(Connection):
         Raises
         ------
         NoSlots
-            If the keeper refuses, says nothing, or has gone.
+            If the keeper refuses, does not answer, or has exited.
         """
         try:
             messages = super().hear()
@@ -138,7 +138,7 @@ class Talk(Connection):
 
 
 class Asker(Connection):
-    """One connection to the keeper, with one question: a job that waits or runs, or a look."""
+    """A connection to the keeper with one question, from a waiting or running job or an observer."""
 
     LONGEST = 1024
 
@@ -153,7 +153,7 @@ class Asker(Connection):
 
 
 class Turn(NamedTuple):
-    """A job that got a slot: its user, what he asked with, and the time by the monotonic clock."""
+    """A job that got a slot: its user, its connection, and the time by the monotonic clock."""
 
     person: str
     asker: Asker | None
@@ -161,12 +161,12 @@ class Turn(NamedTuple):
 
 
 class Keeper:
-    """Give out the slots of one machine.
+    """Keeps and assigns the slots of one machine.
 
     Parameters
     ----------
     path : Path
-        Socket to listen at; made for all users.  Beside it a private folder holds the slots' files.
+        Socket of the keeper, open to all users.  A private folder beside the socket holds the slots' files.
     slots : int
         Ranks that may run at the same time; a larger job takes all slots, and runs alone.
     teachers : sequence of int
@@ -235,7 +235,7 @@ class Keeper:
         return self.folder / f"slot-{number}"
 
     def _look(self) -> None:
-        """Find out which slots are taken, also by jobs that a keeper before this one began: their files are locked."""
+        """Find the taken slots by their locked files, including those of jobs from an earlier keeper."""
         for number in range(self.slots):
             if (file := lock(self._file(number))) is None:
                 self.taken.setdefault(number, Turn("somebody", None, time.monotonic()))
@@ -260,11 +260,11 @@ class Keeper:
             close_files(files)  # they stay locked as long as the job has them
 
     def _turns(self) -> list[tuple[Turn, int]]:
-        """Return the jobs that hold slots, and how many each, the longest first."""
+        """Return the jobs that hold slots with their numbers of slots, the longest-running first."""
         return sorted(Counter(self.taken.values()).items(), key=lambda turn: turn[0].since)
 
     def _end_longest(self, next_one: Asker) -> None:
-        """Take back as many slots as are lacking from others' jobs that have kept theirs too long."""
+        """Take back as many slots as are missing, from others' jobs that have kept slots too long."""
         lacking = next_one.wants - (self.slots - len(self.taken))
         for turn, slots in self._turns():
             if lacking <= 0 or time.monotonic() - turn.since <= self.longest:
@@ -272,14 +272,14 @@ class Keeper:
             if turn.person != next_one.person:
                 lacking -= slots
                 for number in [number for number, taken in self.taken.items() if taken == turn]:
-                    self._file(number).unlink()  # the next turn makes a new one, whoever has this one now
+                    self._file(number).unlink()  # the next turn makes a new file, whoever has this one now
                     self.taken.pop(number)
                 if turn.asker in self.askers:
                     why = f"stopped after {self.longest / 60:g} minutes: others wait for its job slots"
                     self._say(turn.asker, {"over": why})
 
     def _tell(self) -> None:
-        """Tell each job in the queue how many are ahead, if that has changed."""
+        """Tell each job in the queue how many jobs are ahead, if this number has changed."""
         for ahead, asker in enumerate(self.waiting()):
             news = {"ahead": ahead, "paused": self.paused}
             if news != asker.told:

@@ -1,8 +1,8 @@
-"""The program that mpiexec starts in a warm launch: it has the rank forked, and stands for it.
+"""The stub: the program that mpiexec starts in a warm launch, in place of the forked rank.
 
-Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank
-with this process's environment, folder and file descriptors; the stub waits,
-and ends as the rank ended.  If the stub is killed, its pipe closes and the rank
+Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank with this process's
+environment, folder and file descriptors.  The stub waits, and ends with the rank's status.  If the stub is
+killed, its pipe closes and the rank
 is killed.
 """
 
@@ -19,13 +19,13 @@ from dlpar.jobs.unix_sockets import ask
 
 
 def main() -> None:
-    """Have a rank forked, and end as it ends."""
+    """Request a forked rank, and end as the rank ends."""
     die_with_parent(os.getppid())
     rank = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
     try:
         rank_dies, _ = os.pipe()  # with this process, the only one that can write
         answers = ask(sys.argv[1], rank, files=(0, 1, 2, rank_dies)).messages()
-        # It has forked the rank; or it was killed before it said so, and the rank itself has ended.
+        # The server has forked the rank, or was killed before it could report this, and the rank has ended.
         status = next(answers)
     except OSError:  # the fork server left this moment, or has no process for us: start cold
         python = [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]]

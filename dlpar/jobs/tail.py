@@ -1,4 +1,4 @@
-"""Read a run folder while it grows: only the new bytes, only whole lines."""
+"""Read a growing run folder: only new bytes and whole lines."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ CALL = "call.pkl"
 """Name of the file with a packed function, which the ranks call instead of training."""
 
 REFUSAL = "refused.txt"
-"""Name of the file with the sentence why ranks cannot run with the MPI at hand."""
+"""Name of the file that explains in a sentence why ranks cannot run with the installed MPI."""
 
 
 RECORDS = re.compile(r"(?:rank-(?:\d{1,5}|all)|job)\.jsonl")
 """Names of the files with records of the present attempt."""
 
 EARLIER = re.compile(r"(rank-(?:\d{1,5}|all)|job)\.(\d{1,4})\.jsonl")
-"""Names of those of an earlier attempt, with its number."""
+"""Names of the files of an earlier attempt, with its number."""
 
 NEEDED = {
     "step": {"step"}, "rank": {"rank"}, "eval": {"accuracy"}, "event": {"name"}, "queued": {"ahead", "paused"},
     "error": {"type", "message", "traceback", "t"},
 }  # fmt: skip
-"""Fields that a record of each kind has, at least."""
+"""Required fields of each kind of record."""
 
 
 def result_path(folder: Path, rank: int) -> Path:
-    """Return the file of a rank's result, where ranks call a function."""
+    """Return the file of a rank's result, if ranks call a function."""
     return folder / f"result-{rank}.pkl"
 
 
@@ -62,7 +62,7 @@ def source_of(name: str) -> str:
 
 
 def attempts_in(folder: Path) -> list[list[str]]:
-    """List the names of a run's files of records, by attempt; the last are those of the present one."""
+    """List the names of a run's record files by attempt, the present attempt last."""
     names = glob("*.jsonl", root_dir=folder)
     earlier = [match for match in map(EARLIER.fullmatch, names) if match]
     found: list[list[str]] = [[] for _ in range(2 + max((int(match[2]) for match in earlier), default=-1))]
@@ -73,15 +73,14 @@ def attempts_in(folder: Path) -> list[list[str]]:
 
 
 class Tail:
-    """Incremental reader of every ``rank-*.jsonl`` and ``job.jsonl`` of a run folder.
+    """Reads every ``rank-*.jsonl`` and ``job.jsonl`` of a run folder incrementally.
 
     Parameters
     ----------
     path : path
         The run folder.
     chunk : int
-        Most bytes read of one file in one call; bounds the memory of a reader
-        that opens a long run.
+        Maximal number of bytes read from one file in one call, which bounds a reader's memory for a long run.
     """
 
     def __init__(self, path: str | os.PathLike, chunk: int = 4 << 20) -> None:
@@ -91,12 +90,12 @@ class Tail:
     def read(self) -> list[tuple[str, Record]]:
         """Return records appended since the last call as ``(source, record)``, such as ``("rank-3", {…})``.
 
-        The source is the rank, or ``job`` for a record of the guardian.  In a run that was resumed, all records
-        of an attempt come before those of the next.
+        The source is the rank, or ``job`` for a record of the guardian.  In a resumed run, all records of an
+        attempt come before the next attempt's.
         """
         found: list[tuple[str, Record]] = []
         for names in attempts_in(self.path):
-            # How an earlier attempt ended is no end of the run.
+            # The end of an earlier attempt is not the end of the run.
             names = [name for name in names if name == "job.jsonl" or name.startswith("rank")]
             for name in sorted(names, key=lambda name: (name == "job.jsonl", len(name), name)):
                 found += self._new_records(name)
@@ -129,13 +128,13 @@ class Tail:
 
 
 def lines_of(path: Path) -> Iterator[Record]:
-    """Yield the records of one file from its beginning, one at a time; none where there is no plain file."""
+    """Yield the records of one file from its beginning, one at a time; none if it is not a plain file."""
     with suppress(OSError), open_plain(path) as file:
         yield from filter(None, map(record_of, file))
 
 
 def record_of(line: bytes, source: str = "") -> Record | None:
-    """Return the record of a line; None if it is torn, as by a full disk, or lacks a field: a reader leaves it out."""
+    """Return the record of a line; None if the line is torn, as by a full disk, or lacks a field."""
     try:
         record = loads(line)
         if not record.keys() >= NEEDED.get(record["k"], set()):
@@ -144,6 +143,6 @@ def record_of(line: bytes, source: str = "") -> Record | None:
         return None
     if source == ALL_RANKS and not isinstance(record.get("rank"), int):
         return None
-    if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one
+    if record.get("loss", 0) is None:  # JSON has no NaN, which a diverged loss is
         record["loss"] = math.nan
     return record

@@ -1,4 +1,4 @@
-"""Unix sockets between processes of one machine: lines of JSON, with open files.  Standard library only."""
+"""Unix sockets between processes of one machine, which carry lines of JSON and open files.  Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """Listen at `path`, which a killed server may have left behind; `mode` says who may connect."""
+    """Open a listening socket at `path`, after removing a killed server's; `mode` defines who may connect."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -24,14 +24,14 @@ def listen(path: Path, mode: int) -> socket.socket:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the account at the other end of a connection, as the kernel says; None on macOS, which does not."""
+    """Return the account at the other end of a connection, as given by the kernel; None on macOS."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether that is this account; on macOS the socket's private folder has to keep others out."""
+    """Return whether the other end is this account; on macOS only the socket's private folder excludes others."""
     return user_of(connection) in (None, os.getuid())
 
 
@@ -47,19 +47,19 @@ class Connection(socket.socket):
     Parameters
     ----------
     accepted : socket, optional
-        A listener's new connection; this object takes its place.  Default: a new end, not yet connected.
+        A listener's new connection, which this object takes over.  Default: a new end, not yet connected.
 
     Attributes
     ----------
     files : list of int
-        Descriptors of the files that came.
+        Descriptors of the received files.
     """
 
     MOST_FILES = 0
-    """Open files that one message may bring; the kernel closes any more."""
+    """Maximal number of open files in one message; the kernel closes further files."""
 
     LONGEST = 1 << 22
-    """Bytes kept of a message that is not complete."""
+    """Maximal number of bytes kept of an incomplete message."""
 
     def __init__(self, accepted: socket.socket | None = None) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, fileno=accepted.detach() if accepted else None)
@@ -74,12 +74,12 @@ class Connection(socket.socket):
             self.sendall(line[sent:])
 
     def hear(self) -> list[Any]:
-        """Return the messages that have come, after waiting for some bytes; none if the first is not complete.
+        """Wait for some bytes, and return the complete messages so far, possibly none.
 
         Raises
         ------
         OSError
-            If the other end has closed, or sends too much.
+            If the other end has closed or sends too much.
         ValueError
             If a message is not JSON, or is nested too deeply to be read.
         """
@@ -94,12 +94,12 @@ class Connection(socket.socket):
             raise ValueError("a message is nested too deeply") from None
 
     def messages(self) -> Iterator[Any]:
-        """Yield each message as it comes; raises as :meth:`hear` does."""
+        """Yield each message as it arrives; raises as :meth:`hear` does."""
         while True:
             yield from self.hear()
 
     def close(self) -> None:
-        """Close the connection, and the files that came."""
+        """Close the connection and the received files."""
         close_files(self.files)
         super().close()
 
@@ -107,7 +107,8 @@ class Connection(socket.socket):
 def ask(
     path: str | os.PathLike, question: Any, files: Sequence[int] = (), seconds: float | None = None
 ) -> Connection:
-    """Send a question, with open files, to a server of this account; returns the connection on which it answers.
+    """Send a question, with open files, to a server of this account, and return the connection for its
+    answer.
 
     Raises
     ------
