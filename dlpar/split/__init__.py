@@ -1,4 +1,4 @@
-"""Splits: one model cut over the ranks of a replica, one class per split, all with the same few calls."""
+"""Splits of one model over the ranks of a replica: one class per split, with shared calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def make_split(task: Task) -> Split:
-    """Make the split that an experiment names, ready on this rank; collective over the ranks of a replica."""
+    """Make the experiment's split, ready on this rank; collective over the ranks of a replica."""
     split = task.experiment.split
     kind = split.implementation
     if getattr(split, "zero", 0) == 3:

@@ -1,4 +1,4 @@
-"""The mesh: ranks on a grid with named axes, and the part of a replica that each of them holds.
+"""The mesh: ranks on a grid with named axes, and each rank's part of a replica.
 
 Follows the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2): ranks that
 differ along one axis only form a group, and each kind of message stays in one group.
@@ -57,7 +57,7 @@ class Mesh:
         self.comm, self.sizes, self.at = comm, dict(sizes), coordinates(comm.rank, sizes)
 
     def group(self, *axes: str) -> Comm:
-        """Form the group of the ranks that differ from this one along `axes` only; collective.
+        """Form the group of ranks that differ from this rank along `axes` only; collective.
 
         Ranks of the group are in row-major order of the axes as they are named.
         """
@@ -68,7 +68,7 @@ class Mesh:
         return self.comm.split(_number(self.at, self.sizes, others), _number(self.at, self.sizes, axes))
 
     def rank(self, **at: int) -> int:
-        """Return the rank at some coordinates; along axes that are not named, at this rank's own."""
+        """Return the rank at some coordinates, which default to this rank's own."""
         return _number({**self.at, **at}, self.sizes, self.sizes)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def coordinates(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def groups(sizes: Mapping[str, int], *axes: str) -> list[list[int]]:
-    """List the ranks of each group that :meth:`Mesh.group` forms, in its order; groups by their first rank.
+    """List the ranks of each group that :meth:`Mesh.group` forms, with groups ordered by their first rank.
 
     >>> groups({"data": 2, "tensor": 2}, "data")
     [[0, 2], [1, 3]]
@@ -98,7 +98,7 @@ def groups(sizes: Mapping[str, int], *axes: str) -> list[list[int]]:
 
 
 def shares(size: int, pieces: int) -> list[range]:
-    """Cut an axis into equal shares, the first ones longer by one where they do not divide it."""
+    """Cut an axis into equal shares; the first shares may be longer by one."""
     share, rest = divmod(size, pieces)
     return [range(*ends) for ends in pairwise(p * share + min(p, rest) for p in range(pieces + 1))]
 
@@ -117,7 +117,7 @@ def sizes_of(experiment: Experiment) -> dict[str, int]:
 
 
 class Place(NamedTuple):
-    """The place of a rank in its job.
+    """Place of a rank in its job.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Place(NamedTuple):
     dp_group : Comm
         Data-parallel group: workers with the same part of the model, by replica, and behind them that part's servers.
     mesh : Mesh or None
-        All workers; None where every replica is one rank, and on servers.
+        All workers; None if every replica is one rank, and on servers.
     mp_group : Comm or None
         Model-parallel group: the ranks of this replica, in row-major order of the split's axes; None where it is
         one rank.

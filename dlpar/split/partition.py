@@ -1,7 +1,7 @@
-"""Cutting a row of layers into parts that cost about the same, or as the experiment asks for.
+"""Partition of a list of layers into parts of about equal cost, or as the experiment specifies.
 
-Only layers with weights count, each with the layers without weights that follow it:
-an activation or a pooling never makes a part by itself.
+Only layers with weights count, each together with the following layers without weights. An activation or a
+pooling never forms a part alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlpar.comm import Comm
 from dlpar.split.split import Task
 
 TRIALS = 3
-"""Times a layer is measured; the quickest counts."""
+"""Number of times that a layer is measured; the quickest counts."""
 
 
 class ModelPart(NamedTuple):
@@ -41,7 +41,7 @@ class ModelPart(NamedTuple):
 
 
 def partition(task: Task) -> list[ModelPart]:
-    """Cut the model into the parts that stages hold, in the order of layers, as the experiment asks for."""
+    """Cut the model into the stages' parts, in the order of layers, as the experiment specifies."""
     split, model = task.experiment.split, task.model
     x, _ = task.batch(0)
     name = f"units of {task.experiment.model!r} on {task.experiment.data!r}"
@@ -59,12 +59,12 @@ def partition(task: Task) -> list[ModelPart]:
 
 @torch.no_grad()
 def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
-    """List the smallest parts of a model: a layer with weights, and the layers without that follow.
+    """List the smallest parts of a model: a layer with weights and the following layers without.
 
     Parameters
     ----------
     model : nn.Sequential
-        Left as it was; or, where nothing is computed, an outline of one.
+        Not changed; an outline if nothing is computed.
     x : Tensor, shape (1, *shape)
         A sample; an outline needs none.
     """
@@ -82,7 +82,7 @@ def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
 
 
 def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range]:
-    """Share out units, of these costs, among the parts.
+    """Distribute units with these costs among the parts.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
     parts : int
         From 1 to the number of units.
     how : str
-        ``"2,1,1"``: so many units; anything else: the costliest part costs as little as possible, and of such cuts
-        an even one is chosen.
+        ``"2,1,1"``: numbers of units.  Anything else minimises the cost of the costliest part, and then
+        prefers an even cut.
     """
     counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
     # The rules of an experiment do not know the layers of a workload from a file.
@@ -105,14 +105,14 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
 
 
 def _most_even(costs: Sequence[float], parts: int) -> list[int]:
-    """Count the units of each part, by dynamic programming over the units that are left."""
+    """Count the units of each part, by dynamic programming over the remaining units."""
     before = [0.0, *accumulate(costs)]
     if parts > len(costs):
         return []
 
     @cache
     def best(start: int, parts: int) -> tuple[float, float, tuple[int, ...]]:
-        """Highest cost and sum of squares of the best cut of the units from `start`, and its counts."""
+        """Return the highest cost, sum of squares and counts of the best cut of the units from `start`."""
         cuts = []
         # Each further part needs one unit; the last part takes all that are left.
         for stop in range(start + 1, len(costs) - parts + 2) if parts > 1 else [len(costs)]:
@@ -125,9 +125,9 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: Comm) -> list[float]:
-    """Measure the seconds of both passes through each unit, on rank 0 of `comm` for all; collective.
+    """Measure the seconds of both passes through each unit, on rank 0 for all ranks; collective.
 
-    Where the clock is a platform's they are the seconds it charges for the FLOPs.
+    On a platform's clock these are the seconds charged for the FLOPs.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: a model's layers are spread over ranks, and micro-batches pass them by a schedule.
+"""Pipeline parallelism: layers are spread over ranks, and micro-batches pass through them by a schedule.
 
-Each rank walks down its own list of actions (:mod:`dlpar.split.schedules`).  In every schedule an action has
-the same three parts: wait for a neighbour's message, compute, start to send the result to the other
-neighbour.  A receive is posted before the action in front of it computes, so that a message travels
-meanwhile.  A send is waited for at the end of the step only, so that no two ranks wait for each other.
+Each rank executes its own list of actions (:mod:`dlpar.split.schedules`).  In every schedule an action has
+three parts: wait for a neighbour's message, compute, and start sending the result to the other neighbour.  A
+receive is posted before the previous action computes, so that computing hides the message.  Ranks wait for
+sends only at the end of the step, so that no two ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class PipelineSplit(Split):
     """This rank's stage of a replica's pipeline.
 
     Notes ----- A boundary between two parts carries, for each micro-batch, its activations one way and as
-    many gradients back.  The last stage knows the loss and reports it.  A weight that the first and the last
-    stage share is on both.  They add up its gradients at the end of a step, so both make the same update.
+    many gradients back.  The last stage knows the loss and reports it.  Both the first and the last stage
+    hold a weight that they share.  They add up its gradients at the end of a step, so both make the same
+    update.
 
     Without a flush (pipedream) a step of the training loop is the backward pass of one batch. Forward passes
-    run ahead by as many steps as stages follow.
+    run ahead by one step for each later stage.
     """
 
     kept = ("replica", "stash")
@@ -88,14 +89,14 @@ class PipelineSplit(Split):
         self._report(loss, samples)
 
     def resume(self, step: int) -> None:
-        """Pass the batches that were in flight forward once more, with the weights they had."""
+        """Repeat the forward passes of the batches in flight, with the weights they had."""
         for micro in self.stash.resume() if self.stash else ():
             action = Action("F", micro, 0)
             self._listen(action)
             self._forward_pass(action)
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
-        """Yield the actions of a step, each with the one that follows."""
+        """Yield the actions of a step, each with its successor."""
         # With a flush all steps share one list, and none follows it.
         actions = self.steps[step % len(self.steps)]
         following = [each[0] for each in self.steps[step + 1 : step + 2]]
@@ -142,7 +143,7 @@ class PipelineSplit(Split):
     # ---- messages -----------------------------------------------------------------------
 
     def _listen(self, action: Action | None) -> None:
-        """Post the receive of the message an action needs, if it needs one."""
+        """Post the receive of an action's message, if it needs one."""
         if action is None or action in self._coming:
             return
         boundary = self.chunks[action.chunk].takes[action.kind]
@@ -161,7 +162,7 @@ class PipelineSplit(Split):
         return room
 
     def send(self, action: Action, result: Tensor) -> None:
-        """Start to send the result of a forward pass to the next part, or of a backward pass to the one before."""
+        """Start sending a forward pass's result to the next part, or a backward pass's to the previous part."""
         number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
         # A result has this shape and type already, except for the single number of a world that computes none.
         shape = (len(self._samples(action)[1]), *self.chunks[action.chunk].gives[action.kind])
@@ -171,13 +172,13 @@ class PipelineSplit(Split):
         self._sending.append(self.pp_group.isend(message, number % stages, tag))
 
     def _tag(self, action: Action) -> int:
-        """Number the message an action needs, from 1: no two under way have the same tag."""
+        """Number an action's message from 1, so that no two under way have the same tag."""
         return 1 + 2 * (action.micro * len(self.chunks) + action.chunk) + (action.kind == "B")
 
     # ---- the samples, weights and loss of a step --------------------------------------------
 
     def _samples(self, action: Action) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a micro-batch, which without a flush is a whole batch."""
+        """Return inputs and targets of a micro-batch; without a flush it is a whole batch."""
         flush = self.traits.has_flush
         step = self._step if flush else action.micro
         if step not in self._batches:
@@ -188,7 +189,8 @@ class PipelineSplit(Split):
         return self.stash.used(micro) if self.stash else nullcontext()
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_flight``, the most micro-batches (of a chunk each) whose activations were held in the step.
+        """Return ``in_flight``, the largest number of micro-batches per chunk with activations held in the
+        step.
 
         Without a flush, also ``staleness``, the updates between the forward and the backward pass of the batch, and
         ``versions`` of the weights, the present one included.
@@ -204,11 +206,11 @@ DIRECTION = {"F": +1, "B": -1}
 """Forward passes send to the next stage, backward passes to the one before."""
 
 TIED = 0
-"""Tag of a weight that two stages have, and of its gradients; no micro-batch has that."""
+"""Tag of a weight that two stages share and of its gradients; no micro-batch has this tag."""
 
 
 class Stage:
-    """The layers of this rank; collective over the workers.
+    """Stage of this rank: its layers; collective over the workers.
 
     Parameters
     ----------
@@ -230,11 +232,11 @@ class Stage:
     parts : list of ModelPart
         The whole model, cut.
     chunks : list of Chunk
-        In the order in which a micro-batch passes them.
+        Chunks in the order of a micro-batch.
     layers : nn.Sequential
-        Those of all chunks.
+        Layers of all chunks.
     speaker : int
-        The rank in mp_group that reports the loss: of the last stage, the first.
+        The rank in mp_group that reports the loss: the first rank of the last stage.
     """
 
     def __init__(self, task: Task, pause: Pause) -> None:
@@ -263,7 +265,7 @@ class Stage:
         return range(stage, len(self.parts), self.stages)
 
     def _find_tied(self, whole: nn.Module) -> list[tuple[int, Any]]:
-        """List this rank's parameters that another stage has, too, with that stage."""
+        """List this rank's parameters that another stage also has, with that stage."""
         holders: dict[nn.Parameter, set[int]] = defaultdict(set)
         for number, part in enumerate(self.parts):
             for parameter in self.task.model[part.layers].parameters():
@@ -272,7 +274,8 @@ class Stage:
         return [(stage, own) for of_model, own in pairs for stage in holders[of_model] - {self.number}]
 
     def equalise_copies(self) -> None:
-        """Make copies of a weight equal where replicas run free, as servers update parts in different orders.
+        """Make copies of a weight equal if replicas run free, because servers update parts in different
+        orders.
 
         Ranks of a stage have copies of weights that are not cut; the last stage has one of the first's tied weight.
         """
@@ -288,7 +291,7 @@ class Stage:
             comm.compute(partial(Tensor.copy_, parameter.detach(), copy))
 
     def add_up_tied(self) -> None:
-        """Add the other stage's gradients of tied weights to this stage's; it does the same."""
+        """Add the other stage's gradients of tied weights to this stage's, as the other stage also does."""
         comm = self.task.comm
         for stage, parameter in self._tied:
             mine, theirs = (comm.empty(parameter.shape, self.dtype) for _ in range(2))
@@ -297,7 +300,7 @@ class Stage:
             comm.compute(partial(Tensor.add_, parameter.grad, theirs), cost=parameter.numel())
 
     def whole(self) -> nn.Module | None:
-        """Put the model together on the replica's first rank; collective over its ranks, not traffic."""
+        """Assemble the model on the replica's first rank; collective over its ranks, without counting traffic."""
         own: list[Tensor] | None = [parameter.detach().cpu() for parameter in self.layers.parameters()]
         if self.tp_group:
             own = joined(self.layers, self.tp_group)
@@ -312,7 +315,7 @@ class Stage:
 
 
 def _forget(model: nn.Sequential, keep: list[Any]) -> None:
-    """Let go of the layers this rank has no part in."""
+    """Release the layers of which this rank has no part."""
     kept = {id(layer) for layers in keep for layer in layers}
     for name, layer in list(model.named_children()):
         if id(layer) not in kept:
@@ -327,11 +330,11 @@ class Chunk:
     stage : Stage
         The stage that holds them.
     part : int
-        Number of the part of the model that they are.
+        Number of this part of the model.
     layers : nn.Sequential
-        This rank's piece of them, in the order in which they compute.
+        This rank's piece of the layers, in the order of computing.
     later : Later, optional
-        Puts off the gradients of weights, where they have a pass of their own.
+        Delays the gradients of weights to their own pass.
 
     Attributes
     ----------
@@ -355,7 +358,7 @@ class Chunk:
         self._held: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the output for `x`, or with the model's last layers its mean loss; kept for later passes."""
+        """Compute the output for `x`, or the mean loss in the last chunk, and keep activations for later passes."""
         output = self._compute(partial(self._through, x, y, not self.recompute), len(y) / 3)
         if self.recompute:
             self.task.memory.hold("activations", x)
@@ -363,12 +366,13 @@ class Chunk:
         return output
 
     def again(self, micro: int) -> None:
-        """Compute activations that were not kept once more from the input."""
+        """Recompute dropped activations from the input."""
         x, y, _ = self._held[micro]
         self._held[micro] = x, y, self._compute(partial(self._through, x, y), len(y) / 3)
 
     def backward(self, micro: int, gradient: Tensor) -> Any:
-        """Turn the output's gradient into the input's, and add to those of weights, unless they wait."""
+        """Compute the input's gradient from the output's, and add to the weights' gradients unless these are
+        delayed."""
         x, y, output = self._held.pop(micro)
 
         def work() -> Tensor | None:
@@ -383,7 +387,7 @@ class Chunk:
         return result
 
     def weight(self, micro: int, samples: int) -> None:
-        """Add the gradients of weights that waited since the backward pass."""
+        """Add the gradients of weights delayed since the backward pass."""
         cost = self.later.flops(micro) if self.charges else self.flops * samples / 3
         self.task.comm.compute(lambda: self.later.end(micro), cost=cost)
 
@@ -396,16 +400,16 @@ class Chunk:
             return self.task.criterion(output, y) if self.is_last else narrowed(output)
 
     def _compute(self, work: Callable[[], Any], share: float) -> Any:
-        """Do `work`, which costs as much as `share` samples."""
+        """Do `work` at the cost of `share` samples."""
         return work() if self.charges else self.task.comm.compute(work, cost=self.flops * share)
 
 
 WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
-"""Layers whose weights' gradients can wait."""
+"""Layers whose weights' gradients can be delayed."""
 
 
 class Later:
-    """The gradients of weights that wait, by micro-batch: the backward pass cut in two, for zero-bubble schedules.
+    """Delayed gradients of weights by micro-batch: a backward pass in two parts, for zero-bubble schedules.
 
     A layer's backward pass has two products.  The stage before waits for the gradient of its input; no stage
     waits for the gradient of its weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage called
@@ -430,7 +434,7 @@ class Later:
                 layer.forward = partial(self._forward, layer)
 
     def _forward(self, layer: Any, x: Tensor) -> Tensor:
-        """Compute a layer, so that the backward pass gives the gradient of its input alone."""
+        """Compute a layer so that its backward pass gives only the gradient of its input."""
         compute, x = partial(type(layer).forward, layer), narrowed(x)
         if not torch.is_grad_enabled():
             return compute(x)
@@ -449,7 +453,7 @@ class Later:
         self._now = self._waiting[micro] = []
 
     def flops(self, micro: int) -> int:
-        """Count the FLOPs that wait of a micro-batch, two a multiply-add; an embedding's gradient takes none."""
+        """Count the delayed FLOPs of a micro-batch, two per multiply-add; an embedding's gradient takes none."""
         return sum(
             2 * gradient.numel() * layer.weight[0].numel()
             for layer, _, gradient in self._waiting[micro]
@@ -457,7 +461,7 @@ class Later:
         )
 
     def end(self, micro: int) -> None:
-        """Add the gradients that wait of a micro-batch."""
+        """Add the delayed gradients of a micro-batch."""
         for layer, output, gradient in self._waiting.pop(micro):
             backward(output, gradient, tuple(layer.parameters()))
             self.memory.drop(gradient)
@@ -488,11 +492,11 @@ class WeightStash:
 
     @property
     def versions(self) -> int:
-        """Number of different versions of the weights that are held, the present one included."""
+        """Return the number of weight versions held, including the present one."""
         return len({self.version, *self._kept})
 
     def keep(self, micro: int) -> None:
-        """Keep the present weights for a micro-batch; one copy serves all that share a version."""
+        """Keep the present weights for a micro-batch, with one copy per version."""
         if micro in self._version_of:  # it is passed forward once more
             return
         self._version_of[micro] = self.version
@@ -501,13 +505,13 @@ class WeightStash:
             self.memory.hold("weights", self._kept[self.version])
 
     def resume(self) -> list[int]:
-        """Return the micro-batches in flight, in order, whose weights are kept again."""
+        """Restore the kept weights of the micro-batches in flight, and return these in order."""
         for weights in self._kept.values():
             self.memory.hold("weights", weights)
         return sorted(self._version_of)
 
     def let_go(self, micro: int) -> int:
-        """Forget a micro-batch that is back, and return how many updates were made since it came."""
+        """Forget a finished micro-batch, and return the number of updates since its forward pass."""
         version = self._version_of.pop(micro)
         if version not in self._version_of.values():
             self.memory.drop(self._kept.pop(version))
@@ -515,7 +519,7 @@ class WeightStash:
 
     @contextmanager
     def used(self, micro: int) -> Iterator[None]:
-        """Compute with the weights of a micro-batch inside the context."""
+        """Return a context that computes with the weights of a micro-batch."""
         present = self.replica.weights
         self.replica.look_at(self._kept[self._version_of[micro]])
         try:

@@ -31,7 +31,7 @@ class Action(NamedTuple):
 
 
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Do all forward passes, then all backward passes, the last micro-batch first.
+    """Do all forward passes, then all backward passes in reverse order.
 
     Source: Huang et al., GPipe (arXiv 1811.06965), figure 2c.
     """
@@ -50,7 +50,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Do 1F1B over chunks: groups of micro-batches go through one chunk after the other.
+    """Do 1F1B over chunks: groups of micro-batches pass through the chunks in turn.
 
     Source: Narayanan et al. (arXiv 2104.04473), section 2.2.2.
     """
@@ -64,7 +64,7 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Do 1F1B, and put off s weight passes of stage s to where it would be idle.
+    """Do 1F1B, and delay s weight passes of stage s to its idle time.
 
     Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.3, H1.
     """
@@ -83,7 +83,7 @@ def _all(kind: str, microbatches: int) -> list[Action]:
 
 
 def in_turns(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> list[Action]:
-    """Alternate forward and backward passes, of which `ahead` forward passes come first."""
+    """Alternate forward and backward passes, after `ahead` forward passes."""
     warm_up = forwards[:ahead]
     steady_state = chain.from_iterable(zip(forwards[ahead:], backwards))  # one forward, one backward
     cool_down = backwards[len(forwards) - ahead :]
@@ -107,12 +107,12 @@ SCHEDULES: dict[str, Actions] = {
 
 
 def register(name: str, actions: Actions, traits: config.Traits) -> None:
-    """Add a schedule, which experiments may then name; `traits` say what else it asks of them."""
+    """Add a schedule to those experiments can name; `traits` are its other requirements."""
     SCHEDULES[name], config.SCHEDULES[name] = actions, traits
 
 
 def by_step(actions: Iterable[Action]) -> Iterator[list[Action]]:
-    """Cut the list of a schedule without a flush into steps, each of which ends with a backward pass."""
+    """Cut the list of a schedule without a flush into steps that each end with a backward pass."""
     step: list[Action] = []
     for action in actions:
         step.append(action)

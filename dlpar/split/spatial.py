@@ -5,10 +5,10 @@ gathered, and every rank computes the rest for whole images.  (Dryden et al.,
 IPDPS 2019, arXiv 1903.06681; Gholami et al., "Integrated Model, Batch and Domain
 Parallelism", SPAA 2018, arXiv 1712.04432.)
 
-A halo is the inputs a rank needs of the pieces around its own.  All eight neighbours are asked at once, so
-that the whole halo travels while the interior is computed.  Two phases, columns after rows and their corners,
-would send the same elements in half as many messages.  But the second could start only when the first has
-arrived, so nothing would hide it.
+A halo holds the inputs that a rank needs from surrounding pieces.  All eight neighbours exchange at once, so
+that computing the interior hides the whole halo.  Two phases, columns after rows and their corners, would
+send the same elements in half as many messages.  But the second phase would have to wait for the first, so
+nothing would hide it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SpatialSplit(LayerwiseSplit):
 
 
 class Tiled(nn.Module):
-    """A network whose convolutions have weights of their own for each tile of an image, and see no other tile.
+    """A network whose convolutions have separate weights for each tile of an image, without halos.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def cut_images(
     pause: Pause = nullcontext,
     alone: Mesh | None = None,
 ) -> nn.Sequential:
-    """Return the layers of a model as one rank computes them, with the same names and parameters.
+    """Return one rank's version of a model's layers, with the same names and parameters.
 
     Parameters
     ----------
@@ -174,9 +174,9 @@ class Local(nn.Module):
 
 
 class Gather(nn.Module):
-    """All pieces of an image on all ranks, flattened: (n, channels, rows, columns) to (n, features).
+    """Gathers all pieces of an image on all ranks, flattened: (n, channels, rows, columns) to (n, features).
 
-    As every rank computes the loss of whole images, the gradient of its own piece is there without a message.
+    Every rank computes the loss of whole images, so it has its piece's gradient without a message.
     """
 
     def __init__(self, mesh: Mesh, height: int, width: int, pause: Pause) -> None:
@@ -204,7 +204,7 @@ class Gather(nn.Module):
 
 
 class Windowed(nn.Module):
-    """A rank's share of a convolution or pooling: the outputs of its piece, from its inputs and a halo.
+    """A rank's share of a convolution or pooling, computed from its piece and a halo.
 
     Input and output have shapes (n, channels, rows, columns).
 
@@ -264,7 +264,7 @@ class Windowed(nn.Module):
         return self._together()
 
     def _of_input(self, gradient: Tensor) -> Tensor | None:
-        """Return the gradient of this rank's piece of the input, if it is wanted.
+        """Return the gradient of this rank's piece of the input, if needed.
 
         The border comes first: the gradient of the halo travels while the interior's is computed.
         """
@@ -296,7 +296,7 @@ class Windowed(nn.Module):
             self.comm.compute(make, cost=self._flops(blocks))
 
     def _together(self) -> Tensor:
-        """Put all blocks of the output together."""
+        """Join all blocks of the output."""
         outputs = [made.detach() for _, made in self._made.values()]
         if len(outputs) == 1:
             return outputs[0]
@@ -306,7 +306,7 @@ class Windowed(nn.Module):
         return whole
 
     def _derive(self, blocks: list[Region], gradient: Tensor, of_inputs: Tensor | None = None) -> None:
-        """Add blocks' share of the gradient to that of the weights, and to that of the inputs."""
+        """Add the blocks' gradients to those of the weights and of the inputs."""
 
         def derive() -> None:
             for block in blocks:
@@ -376,11 +376,11 @@ Region = tuple[range, range]
 """Rows and columns of the whole image."""
 
 Arrive = Callable[[], None]
-"""Waits for what other ranks send, and puts it in its place."""
+"""Waits for other ranks' data, and stores it."""
 
 
 class Halo:
-    """A rank's piece of an image, and the inputs around it that its outputs need.
+    """A rank's piece of an image, and the surrounding inputs that its outputs need.
 
     Parameters
     ----------
@@ -411,7 +411,7 @@ class Halo:
         self.exchanges = bool(self._take or self._give)
 
     def inputs(self, own: Tensor, padding: float) -> Tensor:
-        """Return the inputs of this rank's outputs, of which the halo is still to come.
+        """Return the inputs of this rank's outputs, before the halo has arrived.
 
         Parameters
         ----------
@@ -427,22 +427,22 @@ class Halo:
         return inputs
 
     def fetch(self, own: Tensor, inputs: Tensor) -> Arrive:
-        """Start to exchange halos; the call that is returned waits for this rank's and writes it into `inputs`."""
+        """Start exchanging halos, and return a call that waits for this rank's halo and writes it into `inputs`."""
         given = {rank: own[index(region, self.owned)] for rank, region in self._give.items()}
         taken = {rank: inputs[index(region, self.reads)] for rank, region in self._take.items()}
         return self._exchange(given, taken, Tensor.copy_)
 
     def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Arrive:
-        """Start to send the halo's gradient to its owners: :meth:`fetch` backwards.
+        """Start sending the halo's gradient to its owners: :meth:`fetch` in reverse.
 
-        The call that is returned waits for the neighbours' gradients, and adds them to `of_own`.
+        The returned call waits for the neighbours' gradients, and adds these to `of_own`.
         """
         given = {rank: of_inputs[index(region, self.reads)] for rank, region in self._take.items()}
         taken = {rank: of_own[index(region, self.owned)] for rank, region in self._give.items()}
         return self._exchange(given, taken, Tensor.add_)
 
     def take_back(self, of_own: Tensor, of_inputs: Tensor) -> None:
-        """Add the gradient of inputs that lie here to that of this rank's piece."""
+        """Add the local inputs' gradient to the gradient of this rank's piece."""
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
     def _exchange(self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable) -> Arrive:
@@ -460,7 +460,7 @@ class Halo:
 
 
 def index(place: Sequence[range], within: Sequence[range]) -> tuple:
-    """Return rows and columns as an index into a tensor that begins where `within` does."""
+    """Return rows and columns as an index into a tensor that covers `within`."""
     return (..., *(slice(p.start - w.start, p.stop - w.start) for p, w in zip(place, within)))
 
 
@@ -490,13 +490,13 @@ class Window(NamedTuple):
 
 
 def common(a: range, b: range) -> range:
-    """Return the positions in both."""
+    """Return the positions that two ranges share."""
     start = max(a.start, b.start)
     return range(start, max(start, min(a.stop, b.stop)))
 
 
 def most(window: Window, size: int) -> int:
-    """Return the most pieces that an axis can be cut into: none is empty, and halos come from the next piece."""
+    """Return the largest number of pieces of an axis that are not empty and need halos from neighbours only."""
     return next(pieces for pieces in count(1) if not _fits(window, size, pieces + 1))
 
 
@@ -511,7 +511,7 @@ def _fits(window: Window, size: int, pieces: int) -> bool:
 
 
 class Cut:
-    """One axis of a layer's images in pieces: inputs and outputs alike are shared out equally.
+    """One axis of a layer's images, cut into equal pieces of inputs and of outputs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A split: how the ranks of one replica compute its gradient together."""
+"""Base of splits, by which the ranks of one replica compute its gradient together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlpar.split.mesh import Place
 
 @dataclass
 class Task:
-    """The work of one rank: an experiment, the rank's place in it, the model and the samples.
+    """Work of one rank: an experiment, the rank's place, the model and the samples.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Task:
         return self.dataset.batch(self.sampler.indices(step, self.place.replica))
 
     def microbatches(self, step: int, number: int) -> list[tuple[Tensor, Tensor]]:
-        """Cut the replica's samples of a step into micro-batches, the first ones larger by one where need be."""
+        """Cut the replica's samples of a step into micro-batches; the first may be larger by one."""
         x, y = self.batch(step)
         return [(x, y)] if number == 1 else list(zip(x.tensor_split(number), y.tensor_split(number)))
 
@@ -83,12 +83,12 @@ class Task:
         return torch.autocast(self.comm.device.type, torch.bfloat16)
 
     def share(self, samples: int) -> float:
-        """Weight of so many samples in the mean over the global batch: samples / global_batch."""
+        """Return the weight of samples in the mean over the global batch: samples / global_batch."""
         return samples / self.global_batch
 
 
 class Split:
-    """A replica that one rank computes by itself; other splits change what differs.
+    """A replica computed by a single rank; other splits override some calls.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ class Split:
     flops : float
         Floating-point operations of a sample's forward and backward pass, where this rank charges for whole passes.
     loss, samples : float, Tensor of shape () or None, int
-        Loss and samples of the replica's step just computed; None and 0 on ranks that do not report.  A tensor is on
-        the rank's device: to read it is to wait for its GPU.
+        Loss and samples of the replica's step just computed; None and 0 on ranks that do not report.  A
+        tensor is on the rank's device, and reading it waits for the GPU.
     whole_on_all : bool
         Whether the ranks of all replicas must call :meth:`whole`, instead of the first replica's ranks.
     """
@@ -166,7 +166,7 @@ class Split:
         self.comm.world.backward(self.comm, work, cost=cost, marks=marks)
 
     def _report(self, loss: Tensor | float, samples: int) -> None:
-        """Note loss and samples of the step: for the scheme on every rank, for the record on one."""
+        """Store loss and samples of the step, for the scheme on every rank and for the record on one."""
         self.replica.loss, self.replica.samples = loss, samples
         if self.speaks:
             self.loss, self.samples = loss, samples
@@ -185,14 +185,14 @@ class Split:
         self._computing.__enter__()
 
     def resume(self, step: int) -> None:
-        """Prepare for the next step, number `step`, of a run that is resumed; the kept state is there."""
+        """Prepare for step `step` of a resumed run, whose kept state is restored."""
 
     def facts(self) -> dict[str, Any]:
         """Return further facts for the record of the step just done."""
         return {}
 
     def whole(self) -> nn.Module | None:
-        """Put the model together with its present weights; collective over the replica's ranks.
+        """Assemble the model with its present weights; collective over the replica's ranks.
 
         Returns
         -------
@@ -203,7 +203,7 @@ class Split:
 
 
 class LayerwiseSplit(Split):
-    """A replica whose layers are cut: they send messages within a pass, and charge for their computing."""
+    """A replica with cut layers, which send messages within a pass and charge for their computing."""
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self._loss(x, y)

@@ -1,7 +1,7 @@
-"""Deep stacking: blocks that each learn to classify by themselves, from the input and the outputs of blocks before.
+"""Deep stacking: blocks that learn separately, from the input and the outputs of earlier blocks.
 
 Source: Deng, Yu and Platt, "Scalable stacking and learning for building deep architectures" (ICASSP 2012).
-Outputs go forward; nothing comes back.  A block is therefore never idle once the first outputs have reached it.
+Outputs go forward, and nothing comes back.  So a block is never idle after its first outputs have arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlpar.split.split import Split, Task
 
 
 class Stack(nn.Module):
-    """Blocks one upon the other: its output is that of the last.
+    """A stack of blocks, whose output is the last block's.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Stack(nn.Module):
 
 
 def passed_on(output: Tensor, task: str) -> Tensor:
-    """Return what the blocks above see of a block's output, of the same shape; no gradient flows back through it."""
+    """Return a block's output as later blocks see it, of the same shape, without a gradient."""
     return output.detach().softmax(dim=1) if task == "classification" else output.detach()
 
 
@@ -92,12 +92,12 @@ class StackingSplit(Split):
 
 
 def _seen_by(number: int, dataset: Dataset) -> Dataset:
-    """Return the data as a block sees them, with one empty sample: with the outputs of the blocks before it."""
+    """Return the data as a block sees them, with one empty sample, including earlier blocks' outputs."""
     features = dataset.shape[0] + number * dataset.classes
     return replace(dataset, train_x=dataset.train_x.new_zeros(1, features))
 
 
 def block_of(number: int, task: Task) -> nn.Sequential:
-    """Build a block with its first weights, each block's its own, on the CPU."""
+    """Build a block on the CPU with its own initial weights."""
     seed = task.experiment.seed + number
     return models.build(task.experiment.replace(seed=seed), _seen_by(number, task.dataset))

@@ -23,7 +23,7 @@ from dlpar.split.mesh import shares
 
 
 class From(NamedTuple):
-    """An input of a task: the result of another, or part number `part` of `parts` of it; the first may be longer."""
+    """An input of a task: another task's result, or part `part` of `parts`; first parts may be longer."""
 
     task: str
     part: int = 0
@@ -57,11 +57,11 @@ class Task(NamedTuple):
 
 
 Graph = Sequence[Task]
-"""Tasks, each behind those that it takes results of."""
+"""Tasks, each after the tasks whose results it takes."""
 
 
 def check(graph: Graph) -> None:
-    """Raise `ValueError` if a name comes twice, or an input comes later than its task, or is a part there is not."""
+    """Raise `ValueError` for a repeated name, an input after its task, or a part that does not exist."""
     known: set[str] = set()
     for task in graph:
         if task.name in known:
@@ -81,7 +81,7 @@ def work(graph: Graph) -> float:
 
 
 def to_the_end(graph: Graph) -> dict[str, float]:
-    """Return for each task the cost of the longest path from its start to the end; the largest is the depth D."""
+    """Return each task's cost of the longest path from its start to the end; the largest is the depth D."""
     after: dict[str, float] = defaultdict(float)
     found = {}
     for task in reversed(graph):
@@ -97,7 +97,7 @@ def depth(graph: Graph) -> float:
 
 
 def stages(graph: Graph) -> dict[str, int]:
-    """Number the stages of a driver, which begin behind wide dependencies.
+    """Number the stages of a driver, which begin after wide dependencies.
 
     A dependency is narrow if no other task takes the parent's result, and the child takes no other's.
     """
@@ -110,7 +110,7 @@ def stages(graph: Graph) -> dict[str, int]:
 
 
 def schedule(graph: Graph, workers: int) -> tuple[dict[str, int], float]:
-    """Give each task to a worker by list scheduling: whoever is free takes the ready task with the longest way to go.
+    """Assign tasks by list scheduling: a free worker takes the ready task with the longest remaining path.
 
     Messages take no time in this plan.  Its length T, for p workers, obeys ``max(W/p, D) ≤ T ≤ W/p + D`` (Graham).
 
@@ -219,7 +219,7 @@ def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
 
 
 def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) -> None:
-    """Order the tasks of one stage after the other; a stage begins when all of the one before have reported."""
+    """Start the tasks stage by stage; a stage begins after all reports of the previous stage."""
     number, token = stages(graph), comm.empty(1, torch.float64)
     for stage in range(max(number.values()) + 1):
         tasks = [name for name in rank_of if number[name] == stage]

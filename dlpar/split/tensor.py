@@ -22,7 +22,7 @@ from dlpar.split.split import LayerwiseSplit, Task
 from dlpar.split.tensor_ops import TensorGroup, added, charged, columns, copied, gathered, pair
 
 Ties = dict[nn.Parameter, nn.Parameter]
-"""Piece of this rank, for each weight that two layers use: both use one piece."""
+"""This rank's piece of each weight that two layers share."""
 
 
 class TensorSplit(LayerwiseSplit):
@@ -62,7 +62,7 @@ class TensorSplit(LayerwiseSplit):
 
 
 def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
-    """Return this rank's piece of a model, or of some of its layers, with the inputs and outputs of the whole.
+    """Return this rank's piece of a model or of some layers, with the whole's inputs and outputs.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
 
 @torch.no_grad()
 def level(part: nn.Module, comm: Comm) -> None:
-    """Give all ranks the first one's copies of the weights that are not cut; collective.
+    """Copy the first rank's uncut weights to all ranks; collective.
 
     Copies get the same gradients.  But where replicas do not wait for each other, servers add up the updates
     of different parts in different orders, so copies would drift apart.
@@ -141,7 +141,7 @@ def level(part: nn.Module, comm: Comm) -> None:
 
 
 def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
-    """Return this rank's piece along a dimension, or all of it for None; first ranks' pieces may be longer by one."""
+    """Return this rank's piece along a dimension, or all for None; the first pieces may be longer by one."""
     piece = parameter.detach()
     if dim is not None:
         piece = piece.tensor_split(group.size, dim)[group.rank]
@@ -171,7 +171,7 @@ class ColumnParallel(nn.Module):
     Parameters
     ----------
     sums_gradient : bool, default True
-        Whether the ranks' gradients of the input are added up here, and not before this layer.
+        Whether this layer adds up the ranks' gradients of the input, instead of an earlier operator.
     """
 
     def __init__(self, layer: nn.Module, group: TensorGroup, sums_gradient: bool = True) -> None:
@@ -200,7 +200,7 @@ class RowParallel(nn.Module):
 
 
 class ParallelAttention(Attention):
-    """Attention cut by heads: each rank computes its own, and their merged outputs are added up.
+    """Attention cut by heads: each rank computes its own heads, and the merged outputs are added up.
 
     Queries, keys and values read one input, whose gradient is added up once for the three.
     """
@@ -265,7 +265,7 @@ class ParallelOutput(nn.Module):
 
 
 class Gathered(nn.Module):
-    """All ranks' pieces, for a row of layers that ends with one cut by outputs."""
+    """Gathers all ranks' pieces after a last layer that is cut by outputs."""
 
     def __init__(self, group: TensorGroup, total: int) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Gathered(nn.Module):
 
 
 class Overlapping(nn.Module):
-    """A linear layer cut by its outputs, some of which every rank computes; every rank gets all outputs.
+    """A linear layer cut by its outputs; every rank computes some outputs redundantly and gets all.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ class Overlapping(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Get the present weights of the others' neurons that this rank computes; collective, before each step."""
+        """Get the present weights of others' neurons that this rank also computes; collective, before each step."""
         if not self.common:
             return
         own = torch.cat([self.own.weight[: self.common], self.own.bias[: self.common, None]], 1)
@@ -325,7 +325,7 @@ class Overlapping(nn.Module):
         return pair(mine, partial(self._exchanged, computed=computed), partial(group.scatter, dim=1))
 
     def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
-        """Put all neurons together: the common ones as computed here, and those that only their owner computed."""
+        """Join all neurons: the common ones as computed here, and the others from their owners."""
         alone = own[:, self.common :]
         if not alone.numel():
             return torch.cat(computed, 1)

@@ -33,7 +33,7 @@ from dlpar.split.split import narrowed
 T = TypeVar("T")
 
 Operator = Callable[[Tensor], Any]
-"""Turns a tensor, or its gradient, into another; a gradient that is not wanted is None."""
+"""Turns a tensor, or its gradient, into another; an unneeded gradient is None."""
 
 Pause = Callable[..., AbstractContextManager]
 """Gives the context in which a pass stops for messages: :meth:`dlpar.split.split.Split.pause`, say."""
@@ -73,7 +73,7 @@ class TensorGroup:
         return total
 
     def sum_beside(self, tensor: Tensor, work: Callable[[], T]) -> T:
-        """Sum all ranks' contiguous tensors in place while this rank does some work, and return its result."""
+        """Sum all ranks' contiguous tensors in place while this rank does some work, and return the work's result."""
         request = self.comm.start(ring_allreduce, tensor.view(-1))
         result = work()
         with self._pause():
@@ -90,7 +90,7 @@ class TensorGroup:
         return pieces
 
     def scatter(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return this rank's piece, one of equal ones along `dim`, of the sum of all ranks' tensors."""
+        """Return this rank's equal piece, along `dim`, of the sum of all ranks' tensors."""
         parts = tensor.chunk(self.size, dim)
         pieces = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         with self._pause():
@@ -120,7 +120,7 @@ class _Pair(Function):
 
 
 def pair(x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> Tensor:
-    """Compute ``forward(x)``, whose gradient is turned into that of `x` by `backward`.
+    """Compute ``forward(x)``; `backward` turns its gradient into that of `x`.
 
     `backward` is also called if only `weights` need a gradient, to which it must add by itself.
     """
@@ -133,7 +133,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def copied(x: Tensor, group: TensorGroup) -> Tensor:
-    """Hand a tensor that every rank has to layers that are cut, whose gradients add up (f)."""
+    """Pass a tensor that every rank has to cut layers, and add up its gradients (f)."""
     return pair(narrowed(x), forward=unchanged, backward=group.sum)
 
 
@@ -143,7 +143,7 @@ def added(part: Tensor, group: TensorGroup) -> Tensor:
 
 
 def gathered(piece: Tensor, group: TensorGroup, total: int, dim: int) -> Tensor:
-    """Put all ranks' shares of `total` elements side by side along `dim`."""
+    """Concatenate all ranks' shares of `total` elements along `dim`."""
     places = shares(total, group.size)
     own, sizes = places[group.rank], list(map(len, places))
     whole = lambda piece: torch.cat(group.gather(piece, sizes, dim), dim)
@@ -188,7 +188,8 @@ class _Columns(Function):
 
 
 def columns(x: Tensor, group: TensorGroup, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Compute linear layers cut by outputs, of one input; its gradient travels while those of weights are computed.
+    """Compute linear layers of one input, cut by outputs; computing weight gradients hides the input
+    gradient's message.
 
     Source: Narayanan et al. (SC 2021) train so; Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``.
     """

@@ -1,8 +1,8 @@
 """ZeRO stage 3: data parallelism in which each rank keeps a chunk of each layer instead of the model.
 
-Ranks gather a layer's weights right before it computes, forward and again backward, and free them right
-after.  They add up its gradient as soon as it is finished, and each rank keeps its chunk.  So an N-th of the
-memory costs 1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
+Ranks gather a layer's weights right before each forward and backward pass, and free them right after.  Ranks
+add up the layer's gradient as soon as it is finished, and each keeps its chunk.  So 1/N of the memory costs
+1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
 7.2.2).
 """
 
@@ -24,7 +24,7 @@ from dlpar.split.split import LayerwiseSplit, Task, backward
 
 
 class Buffer:
-    """A flat vector whose memory comes and goes, with a view of it for each of some tensors.
+    """A flat vector with views, whose memory can be freed and allocated again.
 
     Autograd keeps the weights a layer computed with until it computes backward, so that
     dropping them frees nothing; their storage has to shrink.  Views of it stay what they are.
@@ -51,7 +51,7 @@ class Buffer:
 
 
 class Sharded:
-    """Parameters that are used together, of which each rank keeps a chunk.
+    """Parameters used together, of which each rank keeps a chunk.
 
     Parameters
     ----------
@@ -93,14 +93,14 @@ class Sharded:
         self.weights.let_go()
 
     def expect_gradient(self) -> None:
-        """Give the backward pass a place to add to; the parameters are whole."""
+        """Allocate the gradient for the backward pass, while the parameters are whole."""
         self.gradient.take()
         self.gradient.flat.zero_()
         for parameter, piece in zip(self.parameters, self.gradient.pieces):
             parameter.grad = piece
 
     def scatter_gradient(self) -> None:
-        """Add the gradient up over ranks, and keep this rank's chunk of it; collective."""
+        """Add up the gradient over ranks, and keep this rank's chunk; collective."""
         self.reduce_scatter(self.comm, self.gradient.chunks)
         assert self.own.grad is not None
         self.own.grad.add_(self.gradient.chunks[self.mine])
@@ -110,7 +110,7 @@ class Sharded:
 
 
 class ZeroSplit(LayerwiseSplit):
-    """A replica whose weights are spread over all ranks; every rank has samples of its own."""
+    """A replica whose weights are spread over all ranks, with separate samples on each rank."""
 
     whole_on_all = True
     kept = ("replica", "lengths")
@@ -138,7 +138,7 @@ class ZeroSplit(LayerwiseSplit):
         super().gradient(step)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the loss layer by layer; keep the input and output of each, cut off from the layer before."""
+        """Compute the loss layer by layer, and keep each layer's input and output in separate graphs."""
         self._passed: list[tuple[Tensor, Tensor]] = []
         for number, layer in enumerate(self.layers):
             with self.pause():
@@ -153,11 +153,11 @@ class ZeroSplit(LayerwiseSplit):
         return x
 
     def _through(self, layer: nn.Module, x: Tensor, y: Tensor | None) -> Tensor:
-        """Compute a layer's output, or with the targets the loss."""
+        """Compute a layer's output, or the loss if targets are given."""
         return layer(x) if y is None else self.task.criterion(layer(x), y)
 
     def _backward(self, loss: Tensor, samples: int) -> None:
-        """Compute gradients layer by layer from the last; the tensors that a layer kept are dropped with it."""
+        """Compute gradients layer by layer from the last, and drop each layer's kept tensors."""
         gradient: Any = torch.full_like(loss, self.task.share(samples))
         for number in reversed(range(len(self.layers))):
             with self.pause():
@@ -185,7 +185,7 @@ class ZeroSplit(LayerwiseSplit):
 
 
 def by_users(layers: Sequence[nn.Module]) -> dict[tuple[int, int], list[nn.Parameter]]:
-    """Group the parameters of a model by the numbers of the first and the last layer that use them.
+    """Group a model's parameters by the numbers of the first and last layer that use them.
 
     These are one and the same, except for tied weights.
     """
