@@ -1,4 +1,4 @@
-"""Short names of experiments, runs and ranks: the name of a scheme, and the settings in which runs differ."""
+"""Short names of experiments, runs and ranks: names of schemes, and settings in which runs differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITH_PUSHES = "ps or hogwild"
 
 
 def scheme(experiment: Experiment) -> str:
-    """Name of a scheme: ``ring``, ``ps ssp(3)``, ``gossip exp2``, ``local SGD(8) ring``."""
+    """Name a scheme: ``ring``, ``ps ssp(3)``, ``gossip exp2``, ``local SGD(8) ring``."""
     words = [_sync(experiment.sync)]
     averaging = experiment.averaging
     if averaging.method != "none":
@@ -48,35 +48,35 @@ def _sync(sync: Any) -> str:
 
 
 def split(experiment: Experiment) -> str:
-    """Name of a split: ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
+    """Name a split: ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
     cut = experiment.split
     sizes = " × ".join(map(str, cut.axes(experiment.workers).values()))
     return " ".join(word for word in (cut.kind, sizes, getattr(cut, "schedule", "")) if word)
 
 
 def rank_name(experiment: Experiment, rank: int) -> str:
-    """Name of a rank: ``rank 3``, or ``server 4`` or ``leaf 5`` if it does not train."""
+    """Name a rank: ``rank 3``, or ``server 4`` or ``leaf 5`` if it does not train."""
     if rank < experiment.workers:
         return f"rank {rank}"
     return f"server {rank}" if rank < experiment.workers + experiment.sync.server_ranks else f"leaf {rank}"
 
 
 def same_batches(a: Experiment, b: Experiment) -> bool:
-    """Return whether step t of both sees the same samples: true if (seed, t) alone decides them."""
-    # Fast workers that run free read further in their shares of the batches.
+    """Return whether step t of both experiments sees the same samples: true if they depend only on (seed, t)."""
+    # Fast free-running workers read further in their shares of the batches.
     iid = a.shards == b.shards == "iid" and not (a.sync.runs_free or b.sync.runs_free)
     sampled = getattr(a.sync, "fraction", 1.0) == getattr(b.sync, "fraction", 1.0)
     return iid and sampled and (a.data, a.seed, a.global_batch) == (b.data, b.seed, b.global_batch)
 
 
 def with_world(label: str, experiment: Experiment) -> str:
-    """A label, with the world of a run unless that is the real one."""
+    """Return a label, with the world of a run unless it is the real one."""
     world = experiment.cluster.world
     return label if world == "real" or world in label else f"{label}, {world}"
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """Labels that tell experiments apart: ``workers=1``, ``workers=4``; equal experiments are numbered."""
+    """Return labels that distinguish experiments: ``workers=1``, ``workers=4``; equal experiments are numbered."""
     several = len({e.sync.scheme for e in experiments}) > 1
     flat = [_as_one(flatten(e), "sync", _sync(e.sync)) if several else flatten(e) for e in experiments]
     if len({e.split.kind for e in experiments}) > 1:
@@ -84,7 +84,7 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
     told.sort(key=lambda name: ("sync", "split", name).index(name))
     found = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
-    if several:  # one scheme with different settings of its own
+    if several:  # one scheme with different settings
         for text in [text for text in dict.fromkeys(found) if found.count(text) > 1]:
             alike = [i for i, each in enumerate(found) if each == text]
             if any(experiments[i] != experiments[alike[0]] for i in alike):
@@ -95,7 +95,7 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def platform_in_words(experiment: Experiment) -> str:
-    """Platform whose times paced and simulated runs have: ``p100-25gbe as if the model were resnet50``."""
+    """Describe the platform of paced and simulated runs: ``p100-25gbe as if the model were resnet50``."""
     cluster = experiment.cluster
     text = written(cluster.platform or USUAL)
     text += f" as if the model were {cluster.stand_in_for}" if cluster.stand_in_for else ""
@@ -131,12 +131,12 @@ def flatten(experiment: Experiment, **chosen: Any) -> dict[str, Any]:
 
 
 def _as_one(flat: dict[str, Any], part: str, value: str) -> dict[str, Any]:
-    """Fields with one value for a whole part."""
+    """Return fields with one value for a whole part."""
     return {name: v for name, v in flat.items() if not name.startswith(f"{part}.")} | {part: value}
 
 
 def place_in_queue(ahead: int, paused: bool) -> str:
-    """Text for a job that waits for its slots, with the jobs ahead of it."""
+    """Return the text for a job that waits for slots, with the number of jobs ahead."""
     if paused:
         return "queued: the teacher has paused all jobs"
     return f"queued, {ahead} ahead" if ahead else "queued, next to start"

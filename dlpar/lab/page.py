@@ -1,6 +1,6 @@
-"""Widgets on a page, one model each: it asks for its state when it is loaded, and then hears only what changed.
+"""Widgets on a page, one model each: a page asks for the state when loaded, and then receives changes.
 
-Nothing travels as widget state, so a page that is loaded again has one model to restore, whatever it shows.
+No data is widget state, so a reloaded page has only one model to restore.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _by_address: WeakValueDictionary[str, Page] = WeakValueDictionary()
 """Widgets by their addresses."""
 
 _of_cell: dict[str, list[tuple[str, Page]]] = defaultdict(list)
-"""``(execution, widget)`` by the cell that made it, so that running a cell again closes what it showed before."""
+"""``(execution, widget)`` by the cell that made it, so that a cell that runs again closes its earlier widget."""
 
 
 def module(*names: str) -> str:
-    """Join ES modules that stand beside each other to one: imports between them and exports are taken out."""
+    """Join ES modules of one folder into one module, without imports between them and without exports."""
     text = "\n".join((HERE / f"{name}.js").read_text() for name in names)
     return re.sub(r'^import .* from "\./.*";\n|^export (?!default)', "", text, flags=re.MULTILINE)
 
@@ -51,7 +51,7 @@ def compressed_plotly() -> bytes:
 
 
 class Page(anywidget.AnyWidget):
-    """A widget whose page is told, from any thread, what has changed of its state and of its figures.
+    """A widget that sends changes of its state and figures to its page, from any thread.
 
     Notes
     -----
@@ -61,7 +61,7 @@ class Page(anywidget.AnyWidget):
     _css = (HERE / "lab.css").read_text()
 
     address = Unicode().tag(sync=True)
-    """Name by which its page calls this widget beside all cells; empty where a running cell delays the call."""
+    """Name by which the page calls this widget beside all cells; empty if a running cell delays the call."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
@@ -74,14 +74,14 @@ class Page(anywidget.AnyWidget):
         self._replace()
 
     def tell(self, **state: Any) -> None:
-        """Change the state; what is as before is not told again."""
+        """Change the state; unchanged values are not sent again."""
         with self._guard:
             changed = {name: value for name, value in state.items() if self.state.get(name, ...) != value}
             self.state |= changed
             self._news |= changed
 
     def flush(self, alive: bool = False) -> bool:
-        """Send what has changed or, with `alive`, a sign of life; returns whether it sent anything."""
+        """Send changes or, with `alive`, a sign of life; return whether anything was sent."""
         with self._guard:
             found = {title: each.changes() for title, each in self.figures.items()}
             figures = {title: change for title, change in found.items() if change}
@@ -92,10 +92,10 @@ class Page(anywidget.AnyWidget):
             return True
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Do what the page asks for."""
+        """Handle a request of the page."""
 
     def act(self, action: Callable[[], Any]) -> None:
-        """Act on a press of a button, and show an error, because an exception in a callback is invisible."""
+        """Act on a button press and show errors, because an exception in a callback is invisible."""
         try:
             action()
         except Exception as error:
@@ -104,7 +104,7 @@ class Page(anywidget.AnyWidget):
         self.flush()
 
     def beside(self, action: Callable[[], Any]) -> None:
-        """Act on another thread: ending a job takes a moment, in which the page must still be answered."""
+        """Act on another thread, so that the page gets answers while a job ends."""
         Thread(target=self.act, args=(action,), daemon=True).start()
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Page(anywidget.AnyWidget):
         self.send({"is": kind, "sequence": self._sequence, "state": state, "figures": told}, buffers)
 
     def _replace(self) -> None:
-        """Close what the same cell showed when it ran before."""
+        """Close the widget that the same cell showed when it last ran."""
         if found := this_cell():
             cell, execution = found
             for made_in, earlier in _of_cell[cell]:
@@ -133,22 +133,22 @@ class Page(anywidget.AnyWidget):
 
 
 def deck() -> HTML:
-    """Style of a deck of slides in JupyterLab's deck mode; elsewhere the notebook stays as it is."""
+    """Return the style of slides in JupyterLab's deck mode; elsewhere the notebook stays unchanged."""
     from IPython.display import HTML
 
     return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
 
 
 def _kernel() -> Any:
-    """The Jupyter kernel that this process is; None if it is none."""
+    """Return the Jupyter kernel of this process; None if there is none."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None)
 
 
 def this_cell() -> tuple[str, str] | None:
-    """``(cell, execution)`` ids of the running cell; None outside JupyterLab.
+    """Return the ids ``(cell, execution)`` of the running cell; None outside JupyterLab.
 
-    If the same cell runs again, the cell's id stays and the execution's differs.
+    If the same cell runs again, its cell id is the same and its execution id differs.
     """
     try:
         parent = _kernel().get_parent("shell")
@@ -158,9 +158,9 @@ def this_cell() -> tuple[str, str] | None:
 
 
 def answer_beside_cells() -> bool:
-    """Answer pages on the thread of the kernel's control channel, which no cell blocks; False if it has none.
+    """Answer pages on the kernel's control thread, which no cell blocks; return False if there is none.
 
-    Messages of widgets come on the shell channel, behind a running cell.  Whether a subshell takes them depends on
+    Messages of widgets use the shell channel, and wait for a running cell.  A subshell may take them, depending on
     JupyterLab's settings and on ipykernel's release.
     """
     handlers = getattr(_kernel(), "control_handlers", None)

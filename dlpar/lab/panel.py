@@ -1,4 +1,4 @@
-"""The panel of a lab: set an experiment, run it, watch it, compare it with earlier runs."""
+"""Panel of a lab: set, run and watch an experiment, and compare it with earlier runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 LONG = 10.0
-"""Seconds from which a simulation is called long."""
+"""Seconds from which a simulation counts as long."""
 
 
 class Panel(RunPage):
@@ -54,20 +54,20 @@ class Panel(RunPage):
     Parameters
     ----------
     experiment : Experiment, optional
-        Settings of the controls at first; default: ``Experiment()``.
+        Initial settings of the controls; default: ``Experiment()``.
     controls : sequence of str, default ("workers", "steps", "lr")
         Fields on the first screen, such as ``"workers"``, ``"model.width"`` or ``"world"``;
         all others are under "More settings".
     question : str, default ""
-        Question that the run answers; shown above everything.
+        Question that the run answers; shown at the top.
     title : str, default "Train"
         Heading.
     first : str, optional
-        Figure in front, by the title of its tab, such as ``"Timeline"``; default: the first.
+        Title of the tab of the figure in front, such as ``"Timeline"``; default: the first.
     prediction : Prediction, optional
-        Of a throughput, in samples/s or in times that of the first run; drawn as a line, and said.
+        Prediction of a throughput, in samples/s or in multiples of the first run's; drawn and stated.
     recording : Run or path, optional
-        A run that has ended, or its id or folder; it is played, marked as a recording, until Run is pressed.
+        A run that has ended, or its id or folder; it plays, marked as a recording, until Run is pressed.
 
     Raises
     ------
@@ -78,7 +78,7 @@ class Panel(RunPage):
 
     Notes
     -----
-    Running the cell again closes the panel it showed before, and stops its job.
+    Running the cell again closes the cell's earlier panel and stops its job.
     """
 
     _actions, _instead = ("run", "stop", "clear"), ("simulate", "watch")
@@ -113,7 +113,7 @@ class Panel(RunPage):
 
     @property
     def experiment(self) -> Experiment:
-        """Experiment that the controls describe; raises `BadExperiment` if it cannot be run."""
+        """Experiment that the controls describe; raises `BadExperiment` if it cannot run."""
         return self._controls.experiment()
 
     def run(self) -> Job:
@@ -147,7 +147,7 @@ class Panel(RunPage):
         run : Run or str
             A run that has ended, or its id.
         speed : float, default 1
-            Seconds of the run's clock in a second.
+            Seconds of the run's clock in one second.
 
         Raises
         ------
@@ -187,12 +187,12 @@ class Panel(RunPage):
         self._check()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Set all controls to what a page showed, which need not be an experiment that can run."""
+        """Set all controls to the values of a page, which need not form a valid experiment."""
         self._controls.values |= values
         self._check()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Do what the page asks for."""
+        """Handle a request of the page."""
         match message:
             case {"do": "set", "path": path, "value": value}:
                 self.choose(path, value)
@@ -214,7 +214,7 @@ class Panel(RunPage):
                 super().hear(message)
 
     def _simulate_instead(self) -> None:
-        """Leave the queue, and run the same in the simulated world."""
+        """Leave the queue, and run the same experiment in the simulated world."""
         self.leave()
         self.choose("cluster.world", "simulated")
         self.run()
@@ -228,7 +228,7 @@ class Panel(RunPage):
         self.replay(like, speed_of(like))
 
     def ended(self, status: str, reason: str) -> None:
-        """End the run; one that did not come to its end is resumed from its newest snapshot, if it has one."""
+        """End the run; offer to resume an incomplete run from its latest snapshot, if it has one."""
         super().ended(status, reason)
         kept = self.job.run.snapshots if self.job and status not in ("done", "running") else []
         if kept:
@@ -237,7 +237,7 @@ class Panel(RunPage):
             self.flush()
 
     def resume(self) -> None:
-        """Do what the Resume button does: go on with the run in front, in its own folder, as another attempt."""
+        """Do what the Resume button does: resume the run in front in its own folder, as another attempt."""
         with self._guard_jobs:
             self._refuse_if_running()
             self.job = job = resume(self.job.run)
@@ -261,7 +261,7 @@ class Panel(RunPage):
         self.flush()
 
     def _end_recording(self) -> None:
-        """End a recording that is being played: nobody has to wait for it."""
+        """End a recording that is playing, so that nobody has to wait for its end."""
         if self.running and not self.job:
             self.leave()
 
@@ -282,13 +282,13 @@ LOOK = 2.0
 
 
 class Offer:
-    """The offer in a panel: "Take it" sets the controls, "Undo" sets them to their values before."""
+    """Offer in a panel: "Take it" sets the controls, "Undo" restores their earlier values."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel, self._id = panel, None
         self._before: dict[str, Any] | None = None
         self._experiment: Experiment | None = None
-        if "JUPYTERHUB_USER" in os.environ:  # elsewhere none can arrive
+        if "JUPYTERHUB_USER" in os.environ:  # elsewhere no offer can arrive
             with _offering:
                 _waiting.add(self)
             _look_for_offers()
@@ -315,14 +315,14 @@ class Offer:
         self._panel.tell(offer={"text": words, "actions": ["undo", "away"]})
 
     def undo(self) -> None:
-        """Set the controls as they were before the first press of "Take it", and show the offer again."""
+        """Restore the controls from before the first press of "Take it", and show the offer again."""
         self._panel.restore(self._before)
         self.away()
         if self._experiment is not None:
             self._tell("As before. Your teacher sent:", "take", "away")
 
     def away(self) -> None:
-        """Hide the offer; controls that were set stay."""
+        """Hide the offer; the controls stay set."""
         self._before = None
         self._panel.tell(offer=None)
 
@@ -340,7 +340,7 @@ _offering = Lock()
 
 @cache
 def _look_for_offers() -> None:
-    """Show every panel the offers that arrive; once in a kernel."""
+    """Show arriving offers in every panel, by one thread in a kernel."""
     Thread(target=_look, name="dlpar offers", daemon=True).start()
 
 
@@ -358,35 +358,35 @@ def _look() -> None:
 # ---- an answer before Run ------------------------------------------------------------
 
 FEW, WORKER_STEPS = 12, 200
-"""Most steps that are simulated, and most steps of all workers together."""
+"""Most simulated steps, and most steps of all workers together."""
 
 FEWEST = 3
-"""Fewest steps: the first begins before anything has been sent."""
+"""Fewest simulated steps, because the first step begins before anything has been sent."""
 
 TOO_LONG = 2.0
 """Seconds after which a simulation is too long to be an answer before Run."""
 
 MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
-"""Messages of workers that one core simulates; what ranks compute, and answers of servers, come on top."""
+"""Messages of workers that one core simulates, without the ranks' computing and the servers' answers."""
 
 
 class Foreseen(NamedTuple):
     """Forecast of a whole run by a simulation of a few steps."""
 
     rate: float | None = None
-    """Samples a second, on the clock of its platform; None where sizes do not suffice."""
+    """Samples a second, on the platform's clock; None if sizes do not suffice."""
     seconds: float = 0.0
-    """Seconds in which the whole run is simulated, at least."""
+    """Smallest number of seconds in which the whole run can be simulated."""
 
 
 class Ghost:
-    """Simulate the settings of a panel as they change, on a thread; of several changes the newest counts."""
+    """Simulate a panel's settings as they change, on a thread; only the newest change counts."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel, self._guard, self._newest = weakref.ref(panel), Lock(), object()
 
     def want(self, experiment: Experiment | None) -> None:
-        """Simulate an experiment soon, and show it in the panel; None: show none."""
+        """Simulate an experiment soon, and show the result in the panel; None: show nothing."""
         self._newest = token = object()
         Thread(target=self._work, args=(experiment, token), name="dlpar ghost", daemon=True).start()
 
@@ -402,7 +402,7 @@ class Ghost:
 def simulated(experiment: Experiment) -> Foreseen:
     """Simulate a few steps of an experiment on its platform, by sizes.
 
-    The simulation runs in a process that the fork server has forked, as those of jobs are.
+    The simulation runs in a process of the fork server, as jobs do.
     """
     few, socket = twin(experiment) or experiment, warm_socket()
     steps = min(FEW, max(FEWEST, WORKER_STEPS // few.workers))
@@ -430,7 +430,7 @@ def simulated(experiment: Experiment) -> Foreseen:
 
 
 def _fork(socket: Path, folder: str) -> None:
-    """Have ranks forked that simulate a folder's experiment, and wait for their end; they die with this call."""
+    """Fork ranks that simulate a folder's experiment, and wait for their end; no rank outlives this call."""
     dies, alive = os.pipe()
     with open(os.devnull, "r+b") as nothing:
         files = (*[nothing.fileno()] * 3, dies)
@@ -462,7 +462,7 @@ class Comparison(RunPage):
     x : {"step", "samples", "seconds", "bytes"}, default "seconds"
         Horizontal axis of the curves at first.
     goal : float, default 0.95
-        Held-out accuracy, above 0 and at most 1; the table has the time until it is reached.
+        Held-out accuracy, above 0 and at most 1; the table has the time to this accuracy.
 
     Attributes
     ----------
@@ -472,7 +472,7 @@ class Comparison(RunPage):
     Raises
     ------
     ValueError
-        If there are fewer than two experiments, they do not fit into one figure, or an argument is not allowed.
+        If there are fewer than two experiments, if they do not fit into one figure, or for an invalid argument.
     """
 
     def __init__(
@@ -493,7 +493,7 @@ class Comparison(RunPage):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per run, in numbers; the columns' names have units."""
+        """One row per run, in numbers; column names have units."""
         import pandas as pd
 
         found = (self._outcomes[run.id][1] or {} for run in self.runs)
@@ -524,7 +524,7 @@ compare = Comparison
 
 
 def _check(experiments: list[Experiment], titles: Sequence[str] | None) -> None:
-    """Raise a ValueError if experiments do not fit into one figure, or `titles` does not fit them."""
+    """Raise a ValueError if experiments do not fit into one figure or do not match `titles`."""
     for each in experiments:
         require(isinstance(each, Experiment), f"experiments: got {each!r:.60}, allowed are experiments only")
     got = len(experiments)

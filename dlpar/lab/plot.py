@@ -1,6 +1,6 @@
-"""Figures that are fed record by record: live by a panel, or to their end for a static figure.
+"""Figures that are fed record by record: live in a panel, or all at once for a static figure.
 
-A panel sends the changes to the page, at most ten times a second; a static figure is fed to its end and drawn once.
+A panel sends changes to the page, at most ten times a second.  A static figure takes all records and is drawn once.
 So live and static figures cannot differ.
 """
 
@@ -23,7 +23,7 @@ from dlpar.lab.theme import Look
 from dlpar.lab.watch import in_order
 
 Message = tuple[dict[str, Any], list[bytes]]
-"""Short facts of a figure for its page, and the points that belong to it."""
+"""Short facts of a figure for its page, and the figure's points."""
 
 
 Columns = dict[str, str]
@@ -90,13 +90,13 @@ class Drawing:
             self._stale = True
 
     def remove(self, beginning: str = "") -> None:
-        """Remove the traces whose keys begin so."""
+        """Remove the traces whose keys begin with a prefix."""
         with self._guard:
             self._traces = {k: trace for k, trace in self._traces.items() if not k.startswith(beginning)}
             self._stale = True
 
     def relayout(self, x_axes: dict[str, Look] | None = None, height: int = 400, **layout: Any) -> None:
-        """Replace the layout, the choices of the horizontal axis and the height; traces stay.
+        """Replace the layout, the choices of the horizontal axis and the height; keep the traces.
 
         Parameters
         ----------
@@ -128,14 +128,14 @@ class Drawing:
         self.set_axis(name, range=[low, theme.rounded_up(value) if ended else theme.doubled(value, end)])
 
     def end_of(self, name: str) -> float:
-        """End of an axis."""
+        """Return the end of an axis."""
         return self._axes(name)[name]["range"][1]
 
     def _axes(self, name: str) -> dict[str, Any]:
         return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
 
     def set_origin(self, seconds: float) -> None:
-        """Say at which moment of the run a window of time begins, in which the horizontal axis counts milliseconds."""
+        """Set the moment of the run at which a time window begins; the horizontal axis counts ms from it."""
         with self._guard:
             if seconds != self.looks["origin"]:
                 self.looks["origin"] = self._news["origin"] = seconds
@@ -171,7 +171,7 @@ class Drawing:
             return whole, [_packed(series.rows) for _, series in self._traces.values()]
 
     def changes(self) -> Message | None:
-        """Return what is new since the last call or snapshot; None if nothing is."""
+        """Return the changes since the last call or snapshot; None if there are none."""
         with self._guard:
             if self._stale:
                 return self.snapshot()
@@ -185,29 +185,29 @@ class Drawing:
 
 
 def _packed(rows: np.ndarray) -> bytes:
-    """Rows as little-endian float64, column by column; the page reads one Float64Array per column."""
+    """Pack rows as little-endian float64, column by column; the page reads one Float64Array per column."""
     return np.ascontiguousarray(rows.T, dtype="<f8").tobytes()
 
 
 class Series:
-    """Rows of one curve; when they fill up, the stride doubles.
+    """Rows of one curve; when the rows are full, the stride doubles.
 
     Parameters
     ----------
     columns : int
         Numbers in a row.
     limit : int, default 2000
-        Most rows kept; even.
+        Most rows kept, an even number.
 
     Notes
     -----
-    Rows 0, s, 2s, 3s … are kept, where the stride s is a
-    power of two. So every drawn point is a measured row, never an average.
+    The series keeps rows 0, s, 2s, 3s …; the stride s is a power of two.
+    So every drawn point is a measured row, never an average.
     """
 
     def __init__(self, columns: int, limit: int = 2000) -> None:
         self.limit, self.stride, self.seen = limit, 1, 0
-        self._rows = np.empty((limit, columns))  # memory that is not used is not taken
+        self._rows = np.empty((limit, columns))  # unused memory is not allocated
         self._size = self._sent = 0
 
     def __len__(self) -> int:
@@ -243,7 +243,7 @@ class Series:
 
     def _push(self, row: Sequence[float]) -> None:
         if self._size == self.limit:
-            stride = 2 * self.stride  # it falls on this row, too, because the limit is even
+            stride = 2 * self.stride  # this row is also on the stride, because the limit is even
             self.replace(self.rows[::2])
             self.stride = stride
         self._rows[self._size] = row
@@ -283,18 +283,18 @@ class Shown(NamedTuple):
 
 
 def shown(experiments: Sequence[Experiment], keys: Sequence[str], names: Names = None) -> list[Shown]:
-    """Return how runs are shown that are compared: each by the settings in which it differs from the others."""
+    """Return the names and styles of compared runs; a name lists the settings in which a run differs."""
     names = names or (labels(experiments) if len(experiments) > 1 else ["all workers"])
     rows = zip(keys, experiments, names, theme.run_colours(experiments))
     return [Shown(key, e, with_world(name, e), n, colour) for n, (key, e, name, colour) in enumerate(rows)]
 
 
 Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-"""Reads the records of a window of time, with their ranks."""
+"""Function that reads the records of a time window, with ranks."""
 
 
 class Plot(Drawing):
-    """A figure of one run or several; the last one begun is in front, and the records that come are its.
+    """A figure of one or several runs; the last started run is in front and receives the records.
 
     Attributes
     ----------
@@ -303,9 +303,9 @@ class Plot(Drawing):
     pause : float
         Seconds between two drawings of a run that goes on.
     runs : dict of str to Shown
-        Runs in the figure, by their keys, in the order in which they began.
+        Runs in the figure, by key, in the order of their start.
     kept : dict of str to Any
-        State that the figure keeps of each run, by the same keys.
+        State that the figure keeps for each run, by the same keys.
     """
 
     title: ClassVar[str] = ""
@@ -318,7 +318,7 @@ class Plot(Drawing):
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Return whether the figure has something to show of such a run."""
+        """Return whether the figure can show a run of this experiment."""
         return True
 
     @property
@@ -337,14 +337,14 @@ class Plot(Drawing):
         self.remove(f"{key} ")
 
     def is_due(self, ended: bool) -> bool:
-        """Return whether to draw now, because the last drawing is `pause` old or the run has ended."""
+        """Return whether to draw now: the last drawing is `pause` old, or the run has ended."""
         before, now = self._drawn, time.monotonic()
         due = ended or now - before >= self.pause
         self._drawn = now if due else before
         return due
 
     def say(self, sentence: str) -> None:
-        """Change the sentence about the run in front, and add how many workers are drawn if some are left out."""
+        """Change the sentence about the run in front; add the number of drawn workers if some are left out."""
         whose = f"{self.front.name}: " if len(self.runs) > 1 else ""
         self.set_caption(whose + captions.shown_workers(self.front.experiment, sentence))
 
@@ -366,36 +366,36 @@ class Plot(Drawing):
         """Take a finished global step."""
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes and sentence up to date."""
+        """Update axes and sentence."""
 
     def look(self, end: float, between: Reader) -> None:
-        """Show the run in front as it was at a moment after its end; `between` reads records of a window of time."""
+        """Show the ended run in front as it was at a moment; `between` reads records of a time window."""
 
 
 class Board:
-    """Figures that are fed with the records of one run after the other.
+    """Group of figures that take the records of one run after the other.
 
     Attributes
     ----------
     steps : GlobalSteps
         Global steps of the run in front.
     ranks : dict of int to dict
-        What each rank of it said about itself.
+        Report of each rank of this run about itself.
     slip : float or None
-        Its largest lag of the wall clock behind the clock of its figures, in seconds; None on the wall clock.
+        Largest lag of the wall clock behind the figures' clock, in seconds; None on the wall clock.
     accuracy : float or None
-        Its latest accuracy on held-out samples.
+        Latest accuracy of this run on held-out samples.
     goal : float
-        Held-out accuracy to be reached.
+        Held-out accuracy to reach.
     reached : float or None
-        Seconds of its first test with that accuracy, noted as it comes: to read a long run again takes memory.
+        Seconds of the first test with that accuracy, noted at once, because reading a long run again takes memory.
     """
 
     def __init__(self, plots: Sequence[Plot], goal: float = 1.0) -> None:
         self.plots, self.goal = list(plots), goal
 
     def begin(self, run: Shown) -> None:
-        """Add a run to the figures that fit it; the records that follow are its."""
+        """Add a run to the figures that fit; the following records belong to this run."""
         experiment = run.experiment
         self.steps = GlobalSteps(experiment.workers - experiment.backup, experiment.sync.runs_free)
         self.ranks: dict[int, dict[str, Any]] = {}
@@ -435,7 +435,7 @@ def drawn(plot: Plot, runs: Runs, names: Names = None) -> Figure:
     Raises
     ------
     ValueError
-        If a run has no finished step, or the number of names is not that of the runs.
+        If a run has no finished step, or the numbers of names and runs differ.
     """
     runs = finished(runs, names)
     board = Board([plot])

@@ -1,4 +1,4 @@
-"""A student's prediction, asked for before a run; it never blocks anything."""
+"""Prediction by a student before a run; the question never blocks anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlpar.lab.theme import FAINT
 UNSURE = "I don't know"
 
 _answers: dict[str, Answer] = {}
-"""Answers by key, so that running a notebook again does not forget them."""
+"""Answers by key, so that a notebook that runs again keeps them."""
 
 _all: WeakSet[Prediction] = WeakSet()
 
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Prediction(Page):
-    """A question with its answer: a choice if `choices` are given, else a number.
+    """A question and its answer: a choice if `choices` are given, else a number.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Prediction(Page):
         return Reveal(self, found, how)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Take an answer, a part of it, or the agreement to share."""
+        """Take an answer, part of an answer, or the agreement to share."""
         answer = self.answer
         match message:
             case {"share": agrees}:
@@ -120,7 +120,7 @@ class Prediction(Page):
         self._say()
 
     def _number(self) -> float | None:
-        """The number typed, if it is one and within bounds."""
+        """Return the typed number, if it is a number within bounds."""
         try:
             value = float(self._typed.replace(",", "."))
         except ValueError:
@@ -145,7 +145,7 @@ predict = Prediction
 
 
 class Reveal:
-    """Comparison of a prediction with its result: a sentence and, for numbers, a drawing of both."""
+    """Comparison of a prediction with its result: a sentence and, for numbers, a drawing."""
 
     def __init__(self, prediction: Prediction, found: float | str, how: str) -> None:
         self.answer, self.unit, self.found, self.how = prediction.answer, prediction.unit, found, how
@@ -174,7 +174,7 @@ class Reveal:
         return f'<div class="dlpar-reveal" role="status">{self._drawn()}{said}</div>'
 
     def _drawn(self) -> str:
-        """A number line from 0: dashed is the prediction, solid a measurement, broad and faint a simulation."""
+        """Draw a number line from 0: the prediction is dashed, a measurement solid, a simulation broad and faint."""
         if not isinstance(self.answer.value, float) or isinstance(self.found, str):
             return ""
         values = {"predicted": self.answer.value, self.how: float(self.found)}

@@ -1,4 +1,4 @@
-"""A page that follows jobs: their figures, progress, facts, log, and the table of their results."""
+"""Page that follows jobs: figures, progress, facts, log, and table of results."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 
 
 KEPT = 5
-"""Earlier runs that stay in the figures; more could not be distinguished."""
+"""Number of earlier runs that stay in the figures; readers could not distinguish more."""
 
 GOAL = 0.95
 """Held-out accuracy to which the seconds of runs are compared."""
 
 PATIENCE = 12.0
-"""Seconds in the queue before something else is offered: less than 15, also on a busy machine."""
+"""Seconds in the queue before an alternative is offered: less than 15, also on a busy machine."""
 
 AT_FIRST: dict[str, Any] = {
     "runs": [], "recordings": None, "offer": None, "ghost": "", "live": False, "length": 0.0, "wrong": None,
     "fields": [], "values": {}, "hidden": [],
 }  # fmt: skip
-"""State of a page before its panel has said anything."""
+"""State of a page before the first message of its panel."""
 
 
 class RunPage(Page):
-    """A page that follows jobs: their figures, status, log, and the table of their results.
+    """Widget that follows jobs: figures, status, log, and table of results.
 
     Parameters
     ----------
     experiment : Experiment
-        Decides the figures at first.
+        Experiment that determines the initial figures.
     plots : sequence of Plot
-        All figures; those that fit a run are shown.
+        All figures; the page shows those that fit a run.
     title, question : str
         Heading, and the question that runs answer.
     goal : float
@@ -81,7 +81,7 @@ class RunPage(Page):
         self._board, self._guard_jobs, self._over = Board(plots, goal), RLock(), Event()
         self._asked: list[tuple[str, Experiment]] = []
         self._failure = "nothing was run"
-        self._started, self._queued_at = 0, 0.0  # infinite: something else is offered
+        self._started, self._queued_at = 0, 0.0  # infinite: an alternative is offered
         self._shown: dict[str, Shown] = {}
         self._outcomes: dict[str, tuple[str, dict[str, Any] | None]] = {}
         self._over.set()
@@ -92,7 +92,7 @@ class RunPage(Page):
 
     @property
     def running(self) -> bool:
-        """Return whether a job of this panel is running, or a recording is being played."""
+        """Return whether a job of this panel is running or a recording is playing."""
         return not self._over.is_set()
 
     def wait(self, timeout: float = 600.0) -> list[Run]:
@@ -106,7 +106,7 @@ class RunPage(Page):
         Raises
         ------
         TimeoutError
-            If they are still running after that; they continue.
+            If runs are still running after that; they continue.
         JobFailed
             If a run failed or was stopped.
         """
@@ -119,7 +119,7 @@ class RunPage(Page):
         return self.runs
 
     def stop(self) -> None:
-        """Do what the Stop button does: end the job, and start no other; nothing happens if none is running."""
+        """Do what the Stop button does: end the job if one is running, and start no other."""
         if not self.running:
             return
         if self._asked:
@@ -135,7 +135,7 @@ class RunPage(Page):
 
     def close(self) -> None:
         """Stop the job, if one is running, and remove the panel from the page."""
-        if self.comm:  # else it was refused, or is closed
+        if self.comm:  # otherwise it was refused or is closed
             self.stop()
             if self._watch:
                 self._watch.cancel()
@@ -143,11 +143,11 @@ class RunPage(Page):
             self._over.set()
 
     def picture(self) -> Figure:
-        """The figure in front as a static figure, as it is drawn now."""
+        """Return the figure in front as a static figure, as drawn now."""
         return self.figures[self.state["front"]].static()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Do what the page asks for."""
+        """Handle a request of the page."""
         match message:
             case {"do": "front", "figure": title} if title in self.figures:
                 self.tell(front=title)
@@ -238,7 +238,7 @@ class RunPage(Page):
     # ---- inside ----------------------------------------------------------------------
 
     def _start(self, asked: Sequence[tuple[str, Experiment]]) -> None:
-        """Run experiments, each with its name, one after the other; raise if the first cannot be launched."""
+        """Run named experiments one after the other; raise if the first cannot start."""
         self._refuse_if_running()
         self._asked, self._count, self._failure = list(asked), len(asked), ""
         self._next()
@@ -256,7 +256,7 @@ class RunPage(Page):
         self._follow(Watch(job.run.path, self))
 
     def _begin(self, run: Run, experiment: Experiment, name: str = "") -> None:
-        """Add a run to the figures, in front of the others; without names, runs are called by what differs."""
+        """Add a run to the figures, in front of the others; by default, names list differing settings."""
         with self._guard:
             for key, other in list(self._shown.items()):
                 if key in (run.id, self._opening) or loss_title(other.experiment) != loss_title(experiment):
@@ -307,18 +307,18 @@ class RunPage(Page):
         self._shown[key] = self._shown[key]._replace(name=name)
 
     def _choose(self, experiment: Experiment) -> None:
-        """Show the figures that fit an experiment; the one in front stays there if it is among them."""
+        """Show the figures that fit an experiment; keep the figure in front if it fits."""
         self.figures = {plot.title: plot for plot in self._board.plots if plot.fits(experiment)}
         front = self.state.get("front")
         self.tell(tabs=[*self.figures], front=front if front in self.figures else next(iter(self.figures)))
 
     def _rate(self) -> float | None:
-        """Mean samples/s of the run in front so far."""
+        """Return the mean samples/s of the run in front so far."""
         found = self.figures.get(Throughput.title)
         return found.kept[found.front.key].mean if found and found.runs else None
 
     def _show_runs(self) -> None:
-        """Show the table of runs: what differs, and their ratios."""
+        """Show the table of runs: differing settings, results and ratios."""
         rows = []
         for key, run in self._shown.items():
             state, found = self._outcomes[key]
@@ -335,7 +335,7 @@ class RunPage(Page):
         self._status.show_facts(self._board.ranks, self._board.slip, "the same in all runs" if same else "")
 
     def _leave_queue(self) -> None:
-        """Offer nothing instead of waiting any longer."""
+        """Withdraw the alternatives to waiting in the queue."""
         if self._queued_at == math.inf:
             self.tell(offer=None)
         self._queued_at = 0.0
@@ -344,11 +344,11 @@ class RunPage(Page):
 # ---- words about a run ---------------------------------------------------------------
 
 LOG_BYTES = 16_000
-"""Bytes shown of the end of the log; all of it is in the run folder."""
+"""Bytes shown from the end of the log; the whole log is in the run folder."""
 
 
 def results(run: Run, reached: float | None) -> dict[str, Any]:
-    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for what it lacks."""
+    """Return an ended run's results, with the seconds after which it `reached` the goal; None for missing results."""
     summary = run.summary
     return {
         "world": run.world,
@@ -366,7 +366,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
 
 
 class Status:
-    """Progress, facts and log of the run in front, told to a page."""
+    """Progress, facts and log of the run in front, sent to a page."""
 
     def __init__(self, page: Page, experiment: Experiment) -> None:
         self.page, self.prefix = page, ""
@@ -379,7 +379,7 @@ class Status:
         self.page.tell(words=self.prefix + words)
 
     def begin(self, experiment: Experiment, path: Path | None = None) -> None:
-        """Start a run; None: there is none yet."""
+        """Start a run; None: no run yet."""
         self.experiment, self.path = experiment, path
         self.errors: dict[int, dict[str, Any]] = {}
         self._log_size, self._shown, self.launch_s, self._seen, self.chosen = -1, 0.0, None, None, {}
@@ -404,13 +404,13 @@ class Status:
         self.show_log()
 
     def _speed(self, seconds: float, rate: float | None) -> list[str]:
-        """Words for the time that was spent, with its clock, and for the samples/s."""
+        """Return words for the time spent, with its clock, and for the samples/s."""
         world = self.experiment.cluster.world
         clock = "" if world == "real" else f" on the {theme.CLOCKS[world]} clock"
         return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
-        """Seconds of the reader's clock per step, since the first call with finished steps; None in that call."""
+        """Return the reader's seconds per step since the first call with finished steps (None in that call)."""
         self._seen = self._seen or (now, done)
         return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None
 
@@ -436,7 +436,7 @@ class Status:
         self.show_log()
 
     def show_facts(self, ranks: dict[int, dict], slip: float | None, batches: str) -> None:
-        """Show the facts that a reader must know to trust the figures: world, platform, clock, slip."""
+        """Show the facts that a reader needs to trust the figures: world, platform, clock, slip."""
         cluster = self.experiment.cluster
         where = _platform(ranks) if cluster.world == "real" else platform_in_words(self.experiment)
         facts = {"world": cluster.world, "platform": where} | self.chosen

@@ -17,7 +17,7 @@ _LAYOUT = """
 """
 
 FOR_TOOLS = re.compile(r"  # (?:noqa|type: ignore|fmt:).*?(?=  #|$)", re.MULTILINE)
-"""Comments that only a linter, a type checker or a formatter reads; a student does not see them."""
+"""Comments for a linter, a type checker or a formatter, hidden from students."""
 
 
 class Source:
@@ -29,7 +29,7 @@ class Source:
 
     @property
     def where(self) -> str:
-        """File and lines: ``dlpar/collectives/ring.py, lines 20 to 40``."""
+        """Return file and lines: ``dlpar/collectives/ring.py, lines 20 to 40``."""
         return f"{self.file}, lines {self.first} to {self.first + self.code.count(chr(10))}"
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class Source:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
 
-        # JupyterStyle's colours are variables of the page: those of its code cells, light or dark.
+        # JupyterStyle's colours are variables of the page, as in its code cells, light or dark.
         look = {"style": JupyterStyle, "cssclass": "dlpar-source", "linenos": "inline"}
         form = HtmlFormatter(**look, linenostart=self.first)
         code = highlight(self.code, PythonLexer(), form)

@@ -1,4 +1,4 @@
-"""Experiments that run one after the other or, if simulated, side by side.
+"""Sweeps of experiments, which run one after the other or, if simulated, side by side.
 
 run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
 """
@@ -49,34 +49,34 @@ class Outcome:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Throughput of all workers together by the run's clock; None unless the run is done."""
+        """Return the throughput of all workers together by the run's clock; None unless the run is done."""
         return self.summary.get("samples_per_s")
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a global step; None unless the run is done."""
+        """Return the seconds of a global step; None unless the run is done."""
         return self.experiment.global_batch / self.samples_per_s if self.samples_per_s else None
 
     @property
     def compute_s(self) -> float:
-        """Seconds that a worker computes in a step; KeyError unless the run is done."""
+        """Return the seconds that a worker computes in a step; KeyError unless the run is done."""
         return self.summary["seconds"]["compute"] / self.summary["steps"]
 
     @cached_property
     def predicted_step_s(self) -> float | None:
-        """Predicted seconds of a step; None without a closed form."""
+        """Return the predicted seconds of a step; None without a closed form."""
         return found.seconds if (found := predict(self.experiment)) else None
 
     @property
     def predicted_samples_per_s(self) -> float | None:
-        """Predicted throughput; None without a closed form."""
+        """Return the predicted throughput; None without a closed form."""
         return self.experiment.global_batch / self.predicted_step_s if self.predicted_step_s else None
 
 
 def all_done(
     experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None
 ) -> list[Outcome]:
-    """Run experiments as :func:`run_all` does, and require that all of them are done.
+    """Run experiments as :func:`run_all` does, and require that all are done.
 
     Raises
     ------
@@ -99,19 +99,19 @@ def run_all(
 ) -> list[Outcome]:
     """Run experiments and wait for all of them.
 
-    Real and paced runs have the machine for themselves, because they would slow each other down. A failure
-    does not keep the others from running.
+    Real and paced runs go one at a time, because they would slow each other down. A failure does not stop
+    the other experiments.
 
     Parameters
     ----------
     experiments : sequence of Experiment
         Experiments, in the order in which they start.
     jobs : int, default 2
-        Simulations that run at the same time, at least 1.
+        Number of simultaneous simulations, at least 1.
     told : callable, optional
         Called with each outcome as soon as its run has ended.
     stop : callable, optional
-        Called now and then; if it returns True, running jobs are ended and no other is started.
+        Called now and then; if it returns True, running jobs end and no other job starts.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def run_all(
                 tell(outcome)
             if at_work:
                 time.sleep(LOOK)
-    finally:  # jobs still at work must stop
+    finally:  # running jobs must stop
         for outcome, job in at_work.items():
             job.stop()
             _note(outcome, job)
@@ -149,7 +149,7 @@ def run_all(
 
 
 def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bool:
-    """Return whether an experiment may start beside those at work."""
+    """Return whether an experiment may start beside the running ones."""
     worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
     return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
 

@@ -1,4 +1,4 @@
-"""Style of all figures: one colour per scheme, a second sign besides colour, axes with the same titles."""
+"""Style of all figures: one colour per scheme, a second sign besides colour, and equal axis titles."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dlpar.config.experiment import Experiment
 _KEPT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 GREY, ASKED, ARROW, SCALE = (_KEPT[name] for name in ("grey", "asked", "arrow", "scale"))
-"""Colour of what belongs to no scheme and no rank, of a student's prediction, of arrows, and a colour scale."""
+"""Colours of neutral elements, of a student's prediction and of arrows, and a colour scale."""
 
 RUNS, RANKS = tuple(_KEPT["runs"]), tuple(_KEPT["ranks"])
-"""Colours of runs that are compared, and of ranks."""
+"""Colours of compared runs and of ranks."""
 
 DASHES, PATTERNS, MARKERS = (tuple(_KEPT[name]) for name in ("dashes", "patterns", "markers"))
 """Signs of ranks besides their colours."""
@@ -25,34 +25,34 @@ SCHEMES: dict[str, str] = _KEPT["schemes"]
 """Colour of each scheme, the same in every figure of every lab."""
 
 ALLREDUCES, PIPELINE, MEMORY, SPENT = (_KEPT[name] for name in ("allreduces", "pipeline", "memory", "spent"))
-"""Colour and marker of each all-reduce; colours of a pipeline's bars, of the kinds of memory and of a job's time."""
+"""Colour and marker of each all-reduce; colours of a pipeline's bars, of kinds of memory and of a job's time."""
 
 LOOKS, LANES = _KEPT["looks"], _KEPT["lanes"]
-"""plotly attributes of traces and marks, by their names, and those of lanes, in the order in which they are drawn."""
+"""plotly attributes of traces and marks, by name, and of lanes, in drawing order."""
 
 TITLES: dict[str, str] = _KEPT["titles"]
 """Titles of the horizontal axes of curves, by their columns."""
 
 CARRIES, NEVER_STALE = _KEPT["carries"], _KEPT["never_stale"]
-"""Messages along each axis of a mesh, and why a scheme's staleness is 0."""
+"""Messages along each axis of a mesh, and reasons why a scheme's staleness is 0."""
 
 CLOCKS, HOW = _KEPT["clocks"], _KEPT["how"]
-"""The clock of each world, and the name of a result from it."""
+"""Clock of each world, and name of a result from this world."""
 
 IDEAL, INSIDE = _KEPT["ideal"], _KEPT["inside"]
-"""Line of the ideal, and attributes of texts in bars."""
+"""Line of the ideal, and attributes of text in bars."""
 
 ORDER = (*HOW.values(), "predicted")
-"""Sources of results, from the one that counts most."""
+"""Sources of results, the most trusted first."""
 
 DRAWN = ("simulated", "paced", "measured", "predicted")
-"""Sources of results in the order in which they are drawn, so that broad lines are behind."""
+"""Sources of results in drawing order, so that broad lines are behind."""
 
 PREDICTED = {"dash": "dash"}
-"""Line of predictions; lines of measurements are solid."""
+"""Dash of predicted lines; measured lines are solid."""
 
 FAINT = 0.6
-"""Opacity of earlier runs, and of simulated ones."""
+"""Opacity of earlier runs, and of simulated runs."""
 
 BROAD = 5.0
 """Width of a simulated run's line; width and faintness distinguish it from measurements."""
@@ -71,7 +71,7 @@ class Phase(NamedTuple):
 
 
 PHASES = {name: Phase(*style) for name, style in _KEPT["phases"].items()}
-"""Phases that a rank writes as spans."""
+"""Phases that a rank records as spans."""
 
 KINDS = ("compute", "communicate", "wait", "evaluate", "other")
 """Kinds of work, in the order of captions."""
@@ -80,7 +80,7 @@ OTHER = Phase("other", GREY)
 
 
 def titles(worlds: Iterable[str]) -> dict[str, str]:
-    """`TITLES`, with the clocks of these worlds in the title of seconds."""
+    """Return `TITLES` with the clocks of these worlds in the title of seconds."""
     clocks = {CLOCKS[world] for world in worlds}
     if clocks <= {"wall"}:
         return TITLES
@@ -89,20 +89,20 @@ def titles(worlds: Iterable[str]) -> dict[str, str]:
 
 
 def on_clock(title: str, *worlds: str) -> str:
-    """Title of an axis of time, with its clocks unless that is the wall's: ``time of a rank, virtual clock (s)``."""
+    """Title an axis of time with its clocks, except the wall clock: ``time of a rank, virtual clock (s)``."""
     (name, unit), clocks = title.rsplit(" (", 1), dict.fromkeys(CLOCKS[world] for world in worlds)
     return title if clocks.keys() <= {"wall"} else f"{name}, {' and '.join(clocks)} clock ({unit}"
 
 
 WORKERS = 16
-"""Most workers with a line, a lane or a row of their own; more could not be distinguished."""
+"""Most workers with their own line, lane or row; readers could not distinguish more."""
 
 OTHERS = 4
-"""Most servers and leaves drawn beside them."""
+"""Most servers and leaves drawn beside the workers."""
 
 
 def workers(experiment: Experiment) -> int:
-    """Number of workers that are drawn: ranks 0 to that."""
+    """Return the number of drawn workers, the first ranks."""
     return min(experiment.workers, WORKERS)
 
 
@@ -112,23 +112,23 @@ def crowded(experiment: Experiment) -> bool:
 
 
 def ranks(experiment: Experiment) -> list[int]:
-    """Ranks that are drawn where servers are drawn, too."""
+    """Return the drawn ranks, including servers."""
     others = range(experiment.workers, experiment.ranks)
     return [*range(workers(experiment)), *(others[:OTHERS] if crowded(experiment) else others)]
 
 
 def scheme_colour(scheme: str) -> str:
-    """Colour of a scheme; grey for one the table does not know, such as a student's own."""
+    """Return the colour of a scheme; grey for an unknown one, such as a student's own."""
     return SCHEMES.get(scheme, GREY)
 
 
 def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> Look:
-    """Trace of a prediction: a dashed line."""
+    """Return the trace of a prediction: a dashed line."""
     return {"mode": "lines", "name": name, "line": line_by_source(colour, "predicted", width)}
 
 
 def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
-    """Line of a result by its source: dashed if predicted, broad and faint if simulated, otherwise solid."""
+    """Return the line of a result by source: dashed if predicted, broad and faint if simulated, otherwise solid."""
     if source == "predicted":
         return {"color": colour, "width": width, **PREDICTED}
     if source == "simulated":
@@ -137,7 +137,7 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
 
 
 def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> Look:
-    """Trace of results by their source; predicted ones have open markers, larger than those they are beside."""
+    """Return the trace of results by source; predictions have open, larger markers."""
     marker = {"color": colour, "size": 10, "symbol": symbol}
     if source == "predicted":
         marker |= {"size": 14, "symbol": f"{symbol}-open"}
@@ -146,23 +146,23 @@ def result(name: str, colour: str, source: str, symbol: str = "circle", **more: 
 
 
 def rank_line(rank: int, crowded: bool = False) -> Look:
-    """Name, line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
+    """Return name, line and marker of `rank` as plotly attributes, distinct with and without colour.
 
-    With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
+    With `crowded`, the legend has no ranks, and hovering shows the rank.
     """
     hidden = {"showlegend": False} if crowded else {}
     return {"name": f"rank {rank}", **_line(RANKS[rank % len(RANKS)], rank, 1.5, 7, 8), **hidden}
 
 
 def _line(colour: str, number: int, width: float, size: int, shown: int) -> Look:
-    """Line with a dash and some `shown` markers of its own, which are whole also at the edges of a figure."""
+    """Return a line with its dash and some `shown` markers, which are whole also at a figure's edges."""
     line = {"color": colour, "width": width, "dash": DASHES[number % len(DASHES)]}
     marker = {"color": colour, "size": size, "symbol": MARKERS[number % len(MARKERS)], "maxdisplayed": shown}
     return {"mode": "lines+markers", "line": line, "marker": marker, "cliponaxis": False}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
-    """Colour of each run: that of its scheme where several schemes are compared, one each, otherwise the next one."""
+    """Choose each run's colour: the scheme's colour if each run has a different scheme, otherwise the next one."""
     schemes = [experiment.sync.scheme for experiment in experiments]
     if len(schemes) > 1 and len(set(schemes)) == len(schemes):
         return [scheme_colour(scheme) for scheme in schemes]
@@ -170,7 +170,7 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def beside(colour: str, number: int, world: str = "real") -> Look:
-    """Line of one of several runs of equal rank, with its own dash and symbols; only simulated lines are faint."""
+    """Return the line of one of several runs, with its own dash and symbols; only simulated lines are faint."""
     look = _line(colour, number, 2.0, 11, 6)
     if world == "simulated":
         look["line"] |= line_by_source(colour, world)
@@ -179,19 +179,19 @@ def beside(colour: str, number: int, world: str = "real") -> Look:
 
 
 def faint(colour: str) -> str:
-    """A colour (``#rrggbb``) with the opacity of simulated lines."""
+    """Return a colour (``#rrggbb``) with the opacity of simulated lines."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{FAINT})"
 
 
 def lighter(colour: str, share: float) -> str:
-    """A colour (``#rrggbb``) mixed with a share of white, from 0 to 1."""
+    """Mix a colour (``#rrggbb``) with a share of white, from 0 to 1."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
 
 
 def phase_bar(name: str) -> Look:
-    """Bar of a phase, as plotly trace attributes."""
+    """Return the bar of a phase as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
     named = name if name == phase.group else f"{phase.group}: {name}"
     marker = {"color": phase.colour, "pattern": hatch(phase.pattern)}
@@ -199,19 +199,19 @@ def phase_bar(name: str) -> Look:
 
 
 def hatch(shape: str) -> Look:
-    """plotly's pattern of a bar, by its shape."""
+    """Return plotly's pattern of a bar by its shape."""
     hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 6, "solidity": 0.25}
     return {"shape": shape, **hatch} if shape else {}
 
 
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> Look:
-    """An axis with its title and unit; `limits` fix it, so that it does not jump during a run."""
+    """Return an axis with title and unit; `limits` fix the range, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
     return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **_KEPT["axis"], **fixed, **more}
 
 
 def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
-    """Round numbers, from the last one not above `low` to the first one not below `high`; powers of ten if many."""
+    """Return round numbers from at most `low` to at least `high`; powers of ten if there are many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     numbers = [step * 10.0**power for power in powers for step in steps]
     first = max(n for n in numbers if n <= low * (1 + 1e-9))
@@ -231,7 +231,7 @@ def log_axis(
     ends: tuple[float, float] | None = None,
     **more: Any,
 ) -> Look:
-    """A logarithmic axis with ticks at some of `values`, between `ends`: by default the first and the last of them."""
+    """Return a logarithmic axis with ticks at some of `values`, between `ends` (default: the first and last value)."""
     shown = values[:: -(-len(values) // TICKS)]
     first, last = map(math.log10, ends or (values[0], values[-1]))
     margin = 0.03 * (last - first) or 0.5
@@ -240,7 +240,7 @@ def log_axis(
 
 
 def rows(names: Sequence[str], **more: Any) -> Look:
-    """A vertical axis with a row for each name, the first on top."""
+    """Return a vertical axis with a row for each name, the first on top."""
     ticks = {"tickvals": list(range(len(names))), "ticktext": list(names), "showgrid": False}
     return axis("", (len(names) - 0.5, -0.5), **{**ticks, **more})
 

@@ -1,4 +1,4 @@
-"""Threads that pass the records of a run to a panel, during the run or later as a recording; which run to replay."""
+"""Threads that pass a run's records to a panel, live or as a recording, and the choice of a recording."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ READ_EVERY = 0.06
 """Seconds between two reads."""
 
 SEND_EVERY = 0.1
-"""Seconds between two drawings; more would be of no use on the page."""
+"""Seconds between two drawings; a page has no use for more drawings."""
 
 SIGN_OF_LIFE = 1.0
-"""Seconds after which the page receives a sign of life without news."""
+"""Seconds without news after which the page receives a sign of life."""
 
 CHUNK = 256 << 10
 """Bytes of one file read at a time; bounds memory when a long run is opened."""
 
 
 BEHIND = 2000
-"""Records in one read from which the next read follows at once."""
+"""Number of records in one read from which the next read follows at once."""
 
 GRACE = 3.0
-"""Seconds after which a run that no process holds counts as lost: its guard may still be starting."""
+"""Seconds after which a run that no process holds counts as lost; before, its guard may still be starting."""
 
 
 class Listener(Protocol):
@@ -48,10 +48,10 @@ class Listener(Protocol):
         """Take a record; `source` is ``rank-3`` or ``job``."""
 
     def refresh(self, alive: bool) -> None:
-        """Show the records taken so far; with `alive`, send a sign of life even if there are none."""
+        """Show the records taken so far; with `alive`, send a sign of life even without records."""
 
     def ended(self, status: str, reason: str) -> None:
-        """End the run, whose records have all been taken."""
+        """End the run after all records have been taken."""
 
 
 class Reader(Thread):
@@ -143,9 +143,9 @@ class Replay(Reader):
     run : Run
         A run that has ended.
     listener : Listener
-        Receiver of the records, as of a watch.
+        Receiver of the records, as in a watch.
     speed : float, default 1
-        Seconds of the run's clock in a second; 0.001 to 1000.
+        Seconds of the run's clock in one second; 0.001 to 1000.
 
     Raises
     ------
@@ -175,7 +175,7 @@ class Replay(Reader):
             listener.ended(self._run.status, self._run.reason)
 
     def _show(self, at: float) -> bool:
-        """Wait until `at` and show the records passed so far; returns False if the replay was cancelled."""
+        """Wait until `at`, and show the records passed so far; return False if the replay was cancelled."""
         left = at - time.monotonic()
         if self._cancelled.wait(max(0.0, left)) or (listener := self._listener()) is None:
             return False
@@ -185,7 +185,7 @@ class Replay(Reader):
 
 
 def has_ended(run: Run) -> bool:
-    """Return whether a run's records are complete; after the last one, a job still holds its folder for a moment."""
+    """Return whether a run's records are complete; a job holds its folder a moment longer."""
     return not run.live or run.status not in ("queued", "starting", "running")
 
 
@@ -197,15 +197,15 @@ LISTED = 20
 
 
 def recordings() -> list[dict[str, str]]:
-    """The newest runs that have ended, each with its experiment in words."""
+    """Return the newest ended runs, each with its experiment in words."""
     found = ((run, with_world(str(e), e)) for run, e in _readable(LISTED) if has_ended(run))
     return [{"id": run.id, "says": f"{says} ({run.id})"} for run, says in found]
 
 
 def newest_like(experiment: Experiment) -> Run | None:
-    """The finished run most like an experiment, of the same scheme and split; None if there is none.
+    """Find the finished run most like an experiment, with the same scheme and split; None if there is none.
 
-    A run with the same settings comes first, then one with the same world; among these the newest.
+    A run with equal settings comes first, then a run in the same world; the newest of these counts.
     """
     near: dict[int, Run] = {}
     for run, other in _readable(10 * LISTED):
@@ -216,22 +216,22 @@ def newest_like(experiment: Experiment) -> Run | None:
 
 
 def _readable(most: int) -> Iterator[tuple[Run, Experiment]]:
-    """The newest runs, without those of another version of dlpar."""
+    """Return the newest runs, without runs of another version of dlpar."""
     for run in runs()[:most]:
         with suppress(BadExperiment):
             yield run, run.experiment
 
 
 LONGEST_REPLAY = 30.0
-"""Longest recording (seconds): a run with a longer clock is played faster."""
+"""Longest recording (seconds); a longer run plays faster."""
 
 
 SEEN = 10.0
-"""Seconds that a recording on the first screen lasts at least about, so that it is seen to move."""
+"""Approximate minimum seconds of a recording on the first screen, so that its motion is visible."""
 
 
 def speed_of(run: Run, least: float = 0.0) -> float:
-    """Speed at which a recording is not too long, nor over in much less than `least` seconds."""
+    """Return a speed at which a recording is not too long, and not much shorter than `least` seconds."""
     seconds = float(run.curve["seconds"].iloc[-1])
     if seconds < least / 2:
         return max(1 / AT_MOST, float(f"{seconds / least:.2g}"))
@@ -242,17 +242,17 @@ def speed_of(run: Run, least: float = 0.0) -> float:
 
 
 def in_order(run: Run) -> Iterator[tuple[float, str, dict[str, Any]]]:
-    """All records of the ranks in the order of the run's clock: seconds, source, record; none is kept."""
+    """Yield all records of the ranks in the order of the run's clock: seconds, source, record."""
     files = [_of_file(path) for path in sorted(run.path.glob("rank-*.jsonl"))]
     return heapq.merge(*files, key=lambda found: found[0])
 
 
 BLOCK = 1 << 16
-"""Bytes within which a bisection reads on line by line."""
+"""Bytes within which a bisection reads line by line."""
 
 
 def between(folder: Path, begin: float, end: float) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the ranks' records of a window of the run's clock; each file is in the order of time."""
+    """Yield the ranks' records in a window of the run's clock; each file is in time order."""
     for path in sorted(folder.glob("rank-*.jsonl")):
         source = source_of(path.name)
         with open_plain(path) as file:

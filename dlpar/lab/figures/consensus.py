@@ -107,7 +107,7 @@ class Consensus(Plot):
 
 
 def contraction(experiment: Experiment) -> float | None:
-    """Return the factor by which mixing alone shrinks the distance; None without a graph or with local steps."""
+    """Return the factor by which mixing alone shrinks the distance a step; None without graph or with local steps."""
     if not has_peers(experiment.sync) or experiment.averaging.method != "none":
         return None
     return theory.contraction(experiment)

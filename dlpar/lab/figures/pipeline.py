@@ -1,4 +1,4 @@
-"""Static figures of a step: passes of micro-batches in a pipeline, beside their ideal, the bubble, and memory."""
+"""Static figures of a step: passes of micro-batches in a pipeline and their ideal, the bubble, and memory."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from dlpar.theory.pipeline import Bar, idle_share, most_in_flight, timed
 from dlpar.theory.pipeline import timeline as ideal_bars
 
 KINDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
-"""Names of a schedule's actions in records; the figures' bars have these names, too."""
+"""Names of a schedule's actions in records and of the bars in figures."""
 
 PASSES = ("forward", "recompute", "backward", "weight")
 """Spans in which a stage computes for a micro-batch."""
 
 TALKING = ("receive", "send", "reduce")
-"""Spans in which a stage waits for messages; a strip at the foot of its row."""
+"""Spans in which a stage waits for messages, drawn as a strip at the foot of its row."""
 
 
 def stages_of(experiment: Experiment) -> int:
-    """Number of stages of a replica."""
+    """Return the number of stages of a replica."""
     return sizes_of(experiment)["pipeline"]
 
 
 def stage_of(experiment: Experiment, rank: int) -> int:
-    """A worker's stage, 0-based."""
+    """Return a worker's stage, 0-based."""
     return coordinates(rank, sizes_of(experiment))["pipeline"]
 
 
@@ -51,10 +51,10 @@ def has_flush(experiment: Experiment) -> bool:
 
 
 def spans(run: Run) -> dict[int, list[Bar]]:
-    """Bars of the drawn ranks, by step, of each step that has passes.
+    """Return the bars of drawn ranks for each step that has passes.
 
-    Each pass is in one piece, which includes the messages of a hybrid's cut layers. A span that belongs to no
-    micro-batch has None instead.
+    Each pass is one piece, which includes the messages of a hybrid's cut layers. The micro-batch of a span is
+    None if there is none.
     """
     found: dict[int, list[Bar]] = {}
     for source, record in run.records():
@@ -71,18 +71,18 @@ def spans(run: Run) -> dict[int, list[Bar]]:
 
 
 def passes(bars: Iterable[Bar]) -> list[Bar]:
-    """Bars in which a micro-batch is computed."""
+    """Return the bars in which a micro-batch is computed."""
     return [bar for bar in bars if bar.kind in PASSES]
 
 
 def window(bars: Iterable[Bar]) -> tuple[float, float]:
-    """Start of the first and end of the last bar."""
+    """Return the start of the first bar and the end of the last bar."""
     bars = list(bars)
     return min(bar.start for bar in bars), max(bar.end for bar in bars)
 
 
 def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
-    """The step of median duration, without the first, which is slow; of steps that overlap, some in the middle."""
+    """Return the step of median duration, without the slow first one; if steps overlap, return some in the middle."""
     if not has_flush(experiment):
         count = min(2 * stages_of(experiment), len(by_step))
         first = sorted(by_step)[(len(by_step) - count) // 2]
@@ -95,11 +95,11 @@ def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
 
 
 def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar]:
-    """Bars of the schedule with equal stages, which begin when the first measured pass began."""
+    """Return the schedule's bars with equal stages, from the start of the first measured pass."""
     cut, stages = experiment.split, stages_of(experiment)
     chunks = cut.chunks if cut.schedule == "interleaved" else 1
     durations = pd.DataFrame(passes(measured)).assign(seconds=lambda bars: bars["end"] - bars["start"])
-    # The median of each rank, so that one delayed pass does not count for all.
+    # The median of each rank, so that one delayed pass does not affect all.
     means = durations.groupby(["kind", "stage"])["seconds"].median().groupby("kind").mean()
     times = {name: chunks * float(means.get(name, 0.0)) for name in PASSES}
     times["backward"] += times["weight"]
@@ -121,14 +121,14 @@ def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar
 
 
 def _step_of(bar: Bar, stages: int) -> int:
-    """Step of a pass without a flush, where each micro-batch is a step and early stages are ahead."""
+    """Return the step of a pass without a flush; each micro-batch is a step, and early stages are ahead."""
     return max(0, bar.micro - (stages - 1 - bar.stage)) if bar.kind == "F" else bar.micro
 
 
 def windows(experiment: Experiment, bars: Iterable[Bar]) -> list[list[Bar]]:
-    """Passes by the window within which their bubble lies: of each replica, from its first pass to its last.
+    """Group passes by the window of their bubble: for each replica, from its first pass to its last.
 
-    Without a flush, of each rank, because a step begins at different times on ranks.
+    Without a flush each rank has its own window, because a step begins at different times on ranks.
     """
     found: dict[int, list[Bar]] = defaultdict(list)
     for bar in passes(bars):
@@ -138,7 +138,7 @@ def windows(experiment: Experiment, bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
-    """The bubble as bars: the times in which a rank does nothing or waits for a message."""
+    """Return the bubble as bars: times in which a rank is idle or waits for a message."""
     found = []
     for own in windows(experiment, bars):
         begin, end = window(own)
@@ -154,18 +154,18 @@ ORDER = ["bubble", *PASSES, *TALKING, *theme.PHASES]
 """Order of the legend."""
 
 AFTER = 1.2
-"""Longest time shown, in durations of all passes: synchronising replicas afterwards may take much longer."""
+"""Longest shown time, in durations of all passes; the synchronisation of replicas afterwards may take much longer."""
 
 
 def pipeline(run: Run) -> Figure:
     """Draw a step of every rank of a pipeline, micro-batch by micro-batch, and the schedule's ideal below it.
 
-    The step is that of median duration. Of a schedule without a flush, twice as many steps as there are
-    stages are drawn, in the middle of the run.
+    The step has the median duration. For a schedule without a flush, the figure shows steps from the middle of
+    the run, twice as many as stages.
 
-    In the ideal, all stages are equal and messages take no time. A pass is as long as the run's passes on
-    average (mean over each rank's median). The passes of a hybrid include the messages between the ranks of a
-    stage. A bubble is idle over computing seconds, from the first pass of a step to its last (Narayanan et
+    In the ideal, all stages are equal and messages take no time. An ideal pass has the run's average duration
+    (mean over each rank's median). The passes of a hybrid include the messages between the ranks of a
+    stage. A bubble is idle over computing seconds, from the first pass of a step to the last (Narayanan et
     al., arXiv 2104.04473, section 2.2.1).
 
     Parameters
@@ -212,7 +212,7 @@ def pipeline(run: Run) -> Figure:
 
 
 def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
-    """Bars that end after `begin`, in ms counted from it."""
+    """Return the bars that end after `begin`, in ms from `begin`."""
     after = (bar._replace(start=1e3 * max(bar.start - begin, 0), end=1e3 * (bar.end - begin)) for bar in bars)
     return [bar for bar in after if bar.end > 0]
 
@@ -230,7 +230,7 @@ def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Bar]],
 
 
 def percent(bubble: float) -> str:
-    """A bubble, as a percentage of computing time."""
+    """Return a bubble as a percentage of computing time."""
     return f"{bubble:.0%}" if bubble >= 1 else f"{bubble:.1%}"
 
 
@@ -241,7 +241,7 @@ def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
-    """Add a picture: a trace for each phase and, of passes, for each chunk; its row is a bar's stage or rank."""
+    """Add a picture: a trace for each phase, and for each chunk of passes; a row is a stage or rank."""
     named = {trace.name for trace in figure.data}
     chunks = 1 + max(bar.chunk or 0 for bar in bars)
     by_look: dict[tuple[str, int], list[Bar]] = defaultdict(list)
@@ -255,7 +255,7 @@ def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
 
 
 def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
-    """plotly attributes of a kind of bar; later chunks are lighter."""
+    """Return plotly attributes of a kind of bar; later chunks are lighter."""
     is_pass, own = name in PASSES, theme.PHASES.get(name, theme.OTHER).colour
     title = f"{name}, chunk {chunk}" if is_pass and chunks > 1 else name
     title = "bubble: idle" if name == "bubble" else title
@@ -269,7 +269,7 @@ def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
 
 
 FORWARD, BACKWARD = 1.0, 2.0
-"""Length of a micro-batch's passes on a stage; a separate pass for weights takes half of the second."""
+"""Lengths of a micro-batch's passes on a stage; a separate pass for weights takes half of the backward pass."""
 
 
 def schedule(
@@ -285,9 +285,9 @@ def schedule(
     which : str or sequence of sequence of Action
         One of :data:`dlpar.split.schedules.SCHEDULES`, or the list of actions of each stage.
     stages, microbatches : int, default 4 and 8
-        Size of a schedule given by its name.
+        Size of a schedule that is given by name.
     chunks : int, default 2
-        Chunks on a stage, for a schedule that has several.
+        Chunks on a stage, for a schedule with several.
 
     Raises
     ------
@@ -325,19 +325,19 @@ Seconds = Mapping[int, float]
 
 
 def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = MappingProxyType({})) -> Figure:
-    """Draw the duration of a step over the number of micro-batches, a curve for each schedule and its lowest point.
+    """Draw a step's duration over the number of micro-batches: a curve with its lowest point for each schedule.
 
     Parameters
     ----------
     runs : sequence of Run
-        Runs split by pipeline, of one world, with two steps or more; the median of their steps counts.
+        Pipeline runs of one world with two steps or more; the median of their steps counts.
     predicted : mapping of str to mapping of int to float, optional
-        Seconds of a step by the number of micro-batches, by schedule; drawn dashed.
+        Seconds of a step by schedule and number of micro-batches; drawn dashed.
 
     Raises
     ------
     ValueError
-        If a run has too few steps, is split in another way, or its world is not that of the first.
+        If a run has too few steps, another split, or a different world from the first run.
     """
     found: dict[str, dict[int, float]] = {}
     runs = finished(runs)
@@ -375,18 +375,18 @@ STATE = ("weights", "gradients", "optimizer")
 """Kinds that have a closed form."""
 
 INSTANTS = 400
-"""Parts of a step; the largest and the last value of each part are drawn."""
+"""Number of parts of a step; the largest and the last value of each part are drawn."""
 
 States = Sequence[float | None]
-"""Bytes of a rank by the closed form; None where there is none."""
+"""Bytes of a rank by the closed form; None if there is none."""
 
 
 def memory(runs: Runs, titles: Names = None) -> Figure:
-    """Draw the memory of each rank by kind at a step's peak; for several runs, of the fullest rank.
+    """Draw the memory of each rank by kind at a step's peak; for several runs, draw the fullest rank.
 
-    The step is the last in which memory was recorded. If the model is split by data alone, a mark shows
+    The step is the last one with recorded memory. If the model is split by data alone, a mark shows
     weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv 1910.02054, section
-    5). For a single run, a second panel shows the memory over the time of that step. For a pipeline, the
+    5). For a single run, a second panel shows the memory over the time of the step. For a pipeline, the
     caption gives the micro-batches in flight.
 
     Parameters
@@ -438,7 +438,7 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
 
 
 def _last(run: Run, what: str) -> dict[int, Any]:
-    """`what` of the last step in which each drawn rank recorded it; a rank's records are in order."""
+    """Return `what` of each drawn rank's last step with such a record; a rank's records are in order."""
     last: dict[int, Any] = {}
     for source, record in run.records():
         if record["k"] == "step" and record.get(what):
@@ -447,7 +447,7 @@ def _last(run: Run, what: str) -> dict[int, Any]:
 
 
 def _state(experiment: Experiment) -> float | None:
-    """Bytes of weights, gradients and optimizer state by the closed form; None where there is none."""
+    """Return bytes of weights, gradients and optimizer state by the closed form; None if there is none."""
     split, sync = experiment.split, experiment.sync
     if split.kind != "data" or sync.scheme != "ring" or experiment.averaging.method != "none":
         return None

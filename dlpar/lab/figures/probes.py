@@ -1,8 +1,8 @@
-"""Probes of a split: the pieces of weights that each rank holds, and the bytes it sends for each layer.
+"""Probes of a split: each rank's pieces of weights, and the bytes that it sends for each layer.
 
-Before a model is cut, every weight is set to a number of its own. The numbers that a rank has
-afterwards identify its weights in the whole model. So the result comes from the split
-itself and does not depend on its implementation.
+Before a model is cut, every weight is set to a unique number. A rank's numbers after the cut
+identify its weights in the whole model. So the result comes from the split itself and does
+not depend on the implementation.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A block of one weight, or of its bias, that a rank holds.
+    """A block of a weight or bias that a rank holds.
 
     Attributes
     ----------
     name : str
-        Of the parameter in the whole model: ``block1.up.weight``.
+        Name of the parameter in the whole model: ``block1.up.weight``.
     rows, columns : (int, int)
         First, and one after the last, row and column of the parameter as a matrix: outputs by all other dimensions.
     """
@@ -60,10 +60,10 @@ class Holdings(NamedTuple):
     place : dict of str to int
         Coordinates of the rank on its mesh; empty if a replica is one rank.
     shapes : dict of str to (int, int)
-        Every parameter of the whole model as a matrix, in the order of layers, tied parameters once. A spatial
-        split also has, before them, height and width of the images that enter a layer: ``image.conv1``.
+        Every parameter of the whole model as a matrix, in the order of layers; tied parameters appear once. A
+        spatial split first has the height and width of the images that enter a layer: ``image.conv1``.
     pieces, halos : list of Piece
-        Pieces of this rank, and regions of images with the halos that it receives.
+        Pieces of this rank, and regions of images with received halos.
     """
 
     place: dict[str, int]
@@ -73,7 +73,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(comm: Comm, experiment: Experiment) -> Holdings:
-    """Cut the model with the experiment's split and report the pieces of this rank; collective over all workers."""
+    """Cut the model by the experiment's split and report this rank's pieces; collective over all workers."""
     task = prepared(comm, experiment)
     shapes = numbered(task.model)
     part = make_split(task)
@@ -84,7 +84,7 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 
 
 def prepared(comm: Comm, experiment: Experiment) -> Task:
-    """Prepare the task of a split as training does; nothing is recorded."""
+    """Prepare the task of a split as training does, without records."""
     seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), repr(experiment)
     read = lambda: load(experiment.data, seed, dtype, experiment.model.name)
     dataset = comm.world.once(f"data of {key}", read)
@@ -95,7 +95,7 @@ def prepared(comm: Comm, experiment: Experiment) -> Task:
 
 
 def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Number the elements of a model's parameters from 1, in place; returns the parameters' shapes as matrices."""
+    """Number the elements of a model's parameters from 1, in place; return the shapes as matrices."""
     shapes, first = {}, 1
     for name, parameter in model.named_parameters():
         numbers = torch.arange(first, first + parameter.numel(), dtype=parameter.dtype)
@@ -106,7 +106,7 @@ def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _numbers_held(task: Task, part: Split) -> np.ndarray:
-    """Weights of this rank between steps; if it has all but updates only some, those that it updates."""
+    """Return this rank's weights between steps, or only the updated ones if it updates only some."""
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
     group = task.place.dp_group
@@ -115,7 +115,7 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:
-    """Sizes of the images that enter each layer of a spatial split, this rank's pieces of them, and halos."""
+    """Return the sizes of images that enter each layer of a spatial split, this rank's pieces, and halos."""
     sizes, pieces, halos = {}, [], []
     if isinstance(part, SpatialSplit):
         size = tuple(task.batch(0)[0].shape[-2:])
@@ -132,12 +132,12 @@ def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[P
 
 
 def _around(*both: range) -> tuple[int, int]:
-    """Ends of the range that covers both."""
+    """Return the ends of the range that covers both ranges."""
     return min(one.start for one in both), max(one.stop for one in both)
 
 
 def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piece]:
-    """Blocks of the numbered elements; zeros, which a split may add as padding, belong to none."""
+    """Return blocks of the numbered elements; zeros, which a split may add as padding, are left out."""
     held = np.zeros(1 + sum(rows * columns for rows, columns in shapes.values()), dtype=bool)
     held[numbers.astype(np.int64)] = True
     pieces, first = [], 1
@@ -149,14 +149,14 @@ def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piec
 
 
 def blocks(held: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Rectangles that cover the true elements of a matrix; a rectangle's rows are equal."""
+    """Return rectangles that cover the true elements of a matrix; a rectangle's rows are equal."""
     changes = np.flatnonzero((held[1:] != held[:-1]).any(1)) + 1
     bands = zip([0, *changes.tolist()], [*changes.tolist(), len(held)])
     return [((start, stop), columns) for start, stop in bands for columns in _runs(held[start])]
 
 
 def _runs(held: np.ndarray) -> list[tuple[int, int]]:
-    """First, and one after the last, of each run of true elements."""
+    """Return the first index, and one after the last, of each run of true elements."""
     edges = np.flatnonzero(np.diff(held.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2]))
 
@@ -165,7 +165,7 @@ KINDS = {"F": "forward", "B": "backward"}
 """Passes after which a stage sends."""
 
 OUTSIDE = (SHARED, "backward")
-"""Key of bytes that are sent outside of all layers."""
+"""Key of bytes that are sent outside all layers."""
 
 
 class SentByLayer(NamedTuple):
@@ -178,7 +178,7 @@ class SentByLayer(NamedTuple):
     layers : list of str
         Layers of the whole model, in the order in which they compute.
     bytes : dict of (str, str) to int
-        Bytes by layer, boundary or other place, and by pass; only those above 0.
+        Bytes by layer, boundary or other place, and by pass; only entries above 0.
     """
 
     replica: int
@@ -187,7 +187,7 @@ class SentByLayer(NamedTuple):
 
 
 class SentBytesMeter:
-    """Divide a rank's count of sent bytes by what it is doing, a pair such as ``("linear1", "forward")``."""
+    """Count a rank's sent bytes by activity, a pair such as ``("linear1", "forward")``."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic, self._doing, self._before = traffic, [OUTSIDE], traffic.bytes
@@ -202,7 +202,7 @@ class SentBytesMeter:
 
     @contextmanager
     def during(self, doing: tuple[str, str]) -> Iterator[None]:
-        """Count what is sent meanwhile for an activity."""
+        """Count the bytes sent inside the block for an activity."""
         self.found()
         self._doing.append(doing)
         yield
@@ -210,7 +210,7 @@ class SentBytesMeter:
         self._doing.pop()
 
     def modules(self, layers: nn.Module) -> None:
-        """Watch modules whose messages autograd sends."""
+        """Watch modules whose messages are sent by autograd."""
 
         def backward(name: str) -> None:
             self.found()  # autograd reports no end of a layer whose input has no gradient
@@ -223,7 +223,7 @@ class SentBytesMeter:
                 self.calls(layer, "refresh", lambda *_, name=name: (name, "forward"))
 
     def calls(self, thing: Any, method: str, named: Callable[..., tuple[str, str]]) -> None:
-        """Watch a method of an object; `named` maps its arguments to an activity."""
+        """Watch a method of an object; `named` maps the arguments to an activity."""
         inner = getattr(thing, method)
 
         def watched(*arguments: Any) -> Any:

@@ -31,26 +31,26 @@ def scaling(
 ) -> Figure:
     """Run experiments with several numbers of workers, and draw their speed-up and efficiency.
 
-    Returns when all runs are done. A table of them is under the figure, and in ``figures.table``.
+    The function returns when all runs are done. A table of runs is under the figure, and in ``figures.table``.
 
     Parameters
     ----------
     experiments : Experiment or sequence of Experiment
-        Run in their own worlds; several differ in how replicas agree.
+        Experiments, which run in their own worlds; several differ in synchronisation.
     workers : sequence of int, default (1, 2, 4, 8)
         Two or more numbers of workers.
     simulated : bool, default True
-        Also simulate real and paced runs on the same platform: real ones on this machine as
-        ``dlpar doctor --calibrate`` has measured it, if it has.
+        Also simulate real and paced runs on the same platform. The platform of real runs is this machine,
+        if ``dlpar doctor --calibrate`` has measured it.
     predicted : bool, default True
         Also draw the prediction of :func:`dlpar.theory.predict`.
     jobs : int, default 2
-        Simulations that run at the same time.
+        Number of simultaneous simulations.
 
     Raises
     ------
     BadExperiment
-        If one of them is impossible; then none is run.
+        If an experiment is impossible; then none is run.
     JobFailed
         If a run fails; the others are run first.
     """
@@ -71,7 +71,7 @@ def scaling(
 
 
 def twin(experiment: Experiment) -> Experiment | None:
-    """The same experiment simulated on the same platform; None if impossible, or if it is simulated already."""
+    """Return the experiment simulated on the same platform; None if impossible or already simulated."""
     world, platform = experiment.cluster.world, experiment.cluster.platform
     if world == "simulated":
         return None
@@ -85,7 +85,7 @@ def twin(experiment: Experiment) -> Experiment | None:
 
 
 def _progress(total: int) -> Callable[[Outcome], None] | None:
-    """Show a bar under a running cell, and return what moves it on; None outside a notebook."""
+    """Show a bar under a running cell, and return a function that advances it; None outside a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:
         return None
@@ -113,13 +113,13 @@ class Curve(NamedTuple):
     Attributes
     ----------
     name : str
-        Name that differs from those of other curves; empty if there is no other.
+        Name, different from other curves' names; empty if there is no other curve.
     kind : str
         Source, one of `theme.ORDER`.
     experiment : Experiment
         One of its experiments.
     base : int
-        Number of workers whose speed-up is 1.
+        Number of workers with speed-up 1.
     points : list of Point
         Points in the order of workers.
     """
@@ -132,19 +132,19 @@ class Curve(NamedTuple):
 
     @property
     def rates(self) -> dict[int, float]:
-        """Samples/s by the number of workers."""
+        """Return samples/s by the number of workers."""
         return {point.workers: point.rate for point in self.points}
 
 
 def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = True) -> list[Curve]:
-    """A curve for each name and world and, with `predicted`, one beside it from the closed form.
+    """Return a curve for each name and world and, with `predicted`, a curve of the closed form.
 
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Outcomes; those that are not done are left out.
+        Outcomes; unfinished ones are left out.
     names : sequence of str, optional
-        Name of the curve of each outcome; default: the settings in which it differs from the others.
+        Name of each outcome's curve; default: the settings in which the experiment differs from the others.
     predicted : bool, default True
         Add curves of the closed form.
     """
@@ -161,14 +161,14 @@ def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = T
             if gain is None:
                 continue
             curve = found.setdefault((name, kind), Curve(name, kind, e, gain.base, []))
-            if not source or e.workers not in curve.rates:  # a run and its simulation have one prediction
+            if not source or e.workers not in curve.rates:  # a run and its simulation share a prediction
                 step_ms = 1e3 * e.global_batch / rate
                 curve.points.append(Point(e.workers, rate, step_ms, gain.speedup, gain.efficiency))
     return [curve._replace(points=sorted(curve.points)) for curve in found.values()]
 
 
 def curve_names(experiments: Sequence[Experiment]) -> list[str]:
-    """Name of each experiment's curve: settings that differ, apart from the number of workers and the world."""
+    """Return each curve's name: settings that differ, apart from the number of workers and the world."""
     clusters = [e.cluster.model_copy(update={"world": "real", "messages": "values"}) for e in experiments]
     alike = [e.model_copy(update={"workers": 1, "cluster": c}) for e, c in zip(experiments, clusters)]
     kinds = {e.model_dump_json(): e for e in alike}
@@ -178,12 +178,12 @@ def curve_names(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
-    """Draw the speed-up and efficiency of more workers, also where their runs differ in steps or batch.
+    """Draw the speed-up and efficiency of more workers, even if runs differ in steps or batch.
 
     Parameters
     ----------
     runs : sequence of Run
-        At least two numbers of workers, in one world; several runs of one number are averaged.
+        Runs with at least two numbers of workers, in one world; runs with equal numbers are averaged.
     predicted : mapping of int to float, optional
         Predicted speed-up by the number of workers; drawn as a dashed line.
     """
@@ -207,7 +207,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
 
 
 def draw(drawn: Sequence[Curve]) -> Figure:
-    """Draw speed-up and efficiency over workers, and mark where two schemes are equally fast.
+    """Draw speed-up and efficiency over workers, and mark points at which two schemes are equally fast.
 
     Solid lines are measured (or paced), broad and faint ones simulated, dashed ones predicted, dotted ones ideal.
 
@@ -270,7 +270,7 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[s
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
-    """Mark the crossings of two curves from the source that counts most; returns sentences about the pairs."""
+    """Mark the crossings of two curves from the most trusted source; return sentences about the pairs."""
     sentences, throughout = [], defaultdict(list)
     for first, second in _pairs(drawn):
         at, common = crossings(first.rates, second.rates), sorted(first.rates.keys() & second.rates.keys())
@@ -280,14 +280,14 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
             continue
         sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
         workers, _, _, ups, _ = zip(*first.points)
-        heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the line that is drawn
+        heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the drawn line
         name = f"{first.name} = {second.name}"
         figure.add_scatter(x=at, y=heights.tolist(), name=name, **theme.LOOKS["crossing"])
     return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 
 def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
-    """Pairs of curves of one task and different schemes, from the source that counts most."""
+    """Return pairs of curves of one task and different schemes, from the most trusted source."""
     for kind in theme.ORDER:
         pairs = combinations([curve for curve in drawn if curve.kind == kind], 2)
         found = [(a, b) for a, b in pairs if len(a.rates.keys() & b.rates.keys()) > 1 and _compete(a, b)]
@@ -314,7 +314,7 @@ def sweep(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def throughputs(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the throughput of each experiment as a bar, faint if simulated, and a stroke for the closed form."""
+    """Draw each experiment's throughput as a bar, faint if simulated, with a stroke for the closed form."""
     experiments = [outcome.experiment for outcome in outcomes]
     names = labels(experiments) if len(outcomes) > 1 else [scheme(experiments[0])]
     rates, predicted = zip(*((o.samples_per_s, o.predicted_samples_per_s) for o in outcomes))

@@ -1,4 +1,4 @@
-"""Staleness and lead: how far apart free-running workers are, in updates and in clocks."""
+"""Staleness and lead of free-running workers, in updates and in clocks."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from dlpar.lab.figure import Figure, single
 from dlpar.lab.plot import Plot, Shown, drawn
 
 POINTS = 500
-"""Most points kept of one rank's line."""
+"""Most points kept for one rank's line."""
 
 HISTOGRAMS = 8
-"""Workers with a histogram of their own; more histograms would be too narrow to read."""
+"""Most workers with their own histogram; more histograms would be too narrow to read."""
 
 ALL = "all workers"
 
 
 class RankLines(Plot):
-    """A line for each worker that is drawn, on axes that grow by doubling; statistics cover all workers.
+    """A line for each drawn worker, on axes that grow by doubling; statistics cover all workers.
 
-    Of an earlier run one line is left: the mean of each global step.
+    An earlier run keeps one line: the mean of each global step.
 
     Attributes
     ----------
     field, unit : str
         Field of a step's record, and its unit.
     every : Counter
-        Number of steps by their value.
+        Number of steps by value.
     counts : list of Counter
-        The same of each worker.
+        Number of steps by value, for each worker.
     """
 
     field: ClassVar[str]
     unit: ClassVar[str]
 
     def begin(self, run: Shown) -> None:
-        """Add a run: if workers of any run are free, all are drawn over seconds, otherwise over steps."""
+        """Add a run; if workers of any run are free, draw all runs over seconds, otherwise over steps."""
         for key in self.runs:
             self.remove(f"{key} rank")
             self.restyle(f"{key} mean", visible=True)
@@ -51,7 +51,7 @@ class RankLines(Plot):
         experiment, every = run.experiment, [other.experiment for other in self.runs.values()]
         self.over_time = any(other.sync.runs_free for other in every)
         self.every, self.counts = Counter[int](), [Counter[int]() for _ in range(experiment.workers)]
-        self._waiting, self._latest = list[tuple[float, int]](), 0.0  # values that are in no global step yet
+        self._waiting, self._latest = list[tuple[float, int]](), 0.0  # not in a global step yet
         columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
@@ -82,11 +82,11 @@ class RankLines(Plot):
 
     @property
     def largest(self) -> int:
-        """Largest of all values so far."""
+        """Return the largest value so far."""
         return max(self.every, default=0)
 
     def fit_axes(self, ended: bool) -> None:
-        """Bring the axes up to date."""
+        """Update the axes."""
         lines = [self.series(f"{key} mean").rows for key in self.runs if key != self.front.key]
         ends = [(rows[-1, 0], rows[:, 2].max()) for rows in lines if len(rows)]
         latest, largest = map(max, zip((self._latest, self.largest), *ends))
@@ -95,18 +95,18 @@ class RankLines(Plot):
             self.grow("seconds", latest, ended)
 
     def time_axes(self) -> dict[str, theme.Look]:
-        """Horizontal axis of the lines at the beginning of a run."""
+        """Return the horizontal axis of the lines at the start of a run."""
         name = "seconds" if self.over_time else "step"
         end = 1.0 if self.over_time else max(run.experiment.steps for run in self.runs.values())
         return {name: theme.axis(theme.titles(self.worlds())[name], (0, end))}
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
-    """Predicted mean staleness (updates): N - 1 if each push is one update, answered with the weights.
+    """Return the predicted mean staleness (updates): N - 1 if each push is one update, answered with weights.
 
-    Between a worker's push and its next, every other push makes its weights one update
-    older. Over all pushes the mean is N - 1 at any speed of the workers.
-    None for a scheme that works in another way.
+    Between two pushes of a worker, every other push makes its weights one update older.
+    Over all pushes the mean is N - 1 for any speed of the workers. The result is None
+    for other schemes.
     """
     sync = experiment.sync
     if not sync.server_ranks or experiment.averaging.method != "none":
@@ -116,12 +116,12 @@ def predicted_mean(experiment: Experiment) -> int | None:
 
 
 def mean(counts: Counter[int]) -> float:
-    """Mean of values that are counted."""
+    """Return the mean of counted values."""
     return sum(value * n for value, n in counts.items()) / counts.total()
 
 
 def histograms(experiment: Experiment) -> list[str]:
-    """Titles of the histograms: each of the first workers, or all workers; none where staleness is always 0."""
+    """Return histogram titles: one for each of the first workers, or all workers; none if staleness is always 0."""
     if not experiment.sync.runs_free:
         return []
     if theme.crowded(experiment):
@@ -130,7 +130,7 @@ def histograms(experiment: Experiment) -> list[str]:
 
 
 class Staleness(RankLines):
-    """Staleness of every worker's steps over time; below, where it is not always 0, a histogram for each worker.
+    """Staleness of every worker's steps over time, with a histogram for each worker unless it is always 0.
 
     The histogram of a fast worker differs from that of a slow one, although the mean over
     all workers is the same.
@@ -139,7 +139,7 @@ class Staleness(RankLines):
     title, field, unit = "Staleness", "staleness", "updates"
 
     def begin(self, run: Shown) -> None:
-        """Add a run; histograms are those of the run in front."""
+        """Add a run; histograms show the run in front."""
         self.remove("histogram")
         self.remove("predicted")
         super().begin(run)
@@ -152,7 +152,7 @@ class Staleness(RankLines):
         self.relayout(self.time_axes(), 520 if self.names else 430, **self._layout())
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes, histograms and sentence up to date."""
+        """Update axes, histograms and sentence."""
         if not self.every:
             return
         self.fit_axes(ended)
@@ -198,26 +198,26 @@ def _histogram_title(text: str) -> theme.Look:
 
 
 class Lead(RankLines):
-    """Lead of every worker at the moment it starts a clock; the region above a bound is shaded."""
+    """Lead of every worker at the start of a clock; the region above a bound is shaded."""
 
     title, field, unit = "Lead", "lead", "clocks"
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Return whether workers can be ahead of each other."""
+        """Return whether workers can lead each other."""
         return experiment.sync.runs_free and experiment.workers > 1
 
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
         self.bound = run.experiment.sync.lead_bound
-        # No point may ever lie above the bound, for which there is room.
+        # The axis has room for the bound; no point may ever lie above it.
         top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
         yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, top))
         self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes and sentence up to date."""
+        """Update axes and sentence."""
         if self.every:
             self.fit_axes(ended)
             self.say(captions.lead([max(own, default=0) for own in self.counts], self.bound))
@@ -237,5 +237,5 @@ def staleness(run: Run) -> Figure:
 
 
 def lead(run: Run) -> Figure:
-    """Draw the lead of each worker (clocks ahead of the slowest) whenever it started a clock, and its bound."""
+    """Draw each worker's lead (clocks ahead of the slowest) at the start of each clock, and the bound."""
     return drawn(Lead(), single(run))

@@ -1,4 +1,4 @@
-"""Speed of runs: throughput (samples/s) over time, measured and predicted, and sums of each rank's time and bytes."""
+"""Speed of runs: throughput (samples/s) over time, measured and predicted, and each rank's time and bytes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from dlpar.lab.prediction import Prediction
 
 WINDOW = 0.25
-"""Seconds of the first windows on the wall clock; doubled as a run gets longer."""
+"""Seconds of the first windows on the wall clock; windows double as a run gets longer."""
 
 NAMED = 8
-"""Most workers that the legend names, so that it never scrolls; of more, hovering shows the rank of a line."""
+"""Most workers in the legend, so that it never scrolls; with more workers, hovering shows a line's rank."""
 
 COLUMNS = ("seconds", "samples/s")
 
 
 class Rate:
-    """Samples a second over windows, whose length doubles when there are too many of them.
+    """Samples a second over windows; their length doubles when there are too many windows.
 
-    Kept are the ends of windows with all samples until then, so that windows can be merged and every sample counts.
+    The class keeps ends of windows with all samples until then, so that windows can merge and every sample counts.
 
     Parameters
     ----------
     series : Series
         Takes the ends of windows (seconds) and their rates (samples/s).
     window : float, default `WINDOW`
-        Seconds of the first windows; 0: one window a step, for runs that may take a millisecond of their clock.
+        Seconds of the first windows; 0: one window a step, for runs as short as a millisecond of their clock.
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:
@@ -46,7 +46,7 @@ class Rate:
         self._ends: list[tuple[float, int]] = []
 
     def add(self, seconds: float, samples: int, began: float) -> None:
-        """Take `samples` finished at `seconds`; `began` is the beginning of the first step."""
+        """Take `samples` finished at `seconds`; `began` is the start of the first step."""
         self._ends = self._ends or [(began, 0)]
         self._samples += samples
         if seconds - self._ends[-1][0] >= self.window:
@@ -65,28 +65,28 @@ class Rate:
 
     @property
     def newest(self) -> float | None:
-        """Rate in the newest window; None before its end."""
+        """Return the rate in the newest window; None before its end."""
         return float(self.series.rows[-1, 1]) if len(self.series) else None
 
     @property
     def mean(self) -> float | None:
-        """Rate over all windows; None before the end of the first."""
+        """Return the rate over all windows; None before the end of the first."""
         return float(_rates([self._ends[0], self._ends[-1]])[0, 1]) if len(self.series) else None
 
 
 def _rates(ends: Sequence[tuple[float, int]]) -> np.ndarray:
-    """Ends and rates of the windows between ``(seconds, samples until then)``."""
+    """Return ends and rates of the windows between ``(seconds, samples until then)``."""
     seconds, samples = np.array(ends).T
     return np.stack([seconds[1:], np.diff(samples) / np.diff(seconds)], axis=1)
 
 
 class Throughput(Plot):
-    """Throughput over time; the ranks of a run that is alone have a line each.
+    """Throughput over time; a single run has a line for each rank.
 
     Parameters
     ----------
     prediction : Prediction, optional
-        A student's, in samples/s or in times the throughput of the first run.
+        A student's prediction, in samples/s or in multiples of the first run's throughput.
     """
 
     title = "Throughput"
@@ -112,7 +112,7 @@ class Throughput(Plot):
         self._draw_levels()
 
     def foresee(self, name: str, rate: float | None) -> None:
-        """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes it."""
+        """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes the ghost."""
         self.ghost = None if rate is None else (name, rate)
         if not self.runs:
             self._name_clock(["simulated"])
@@ -135,7 +135,7 @@ class Throughput(Plot):
         self.kept[self.front.key].add(done.seconds, done.batch, self._began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes and sentence up to date."""
+        """Update axes and sentence."""
         total, last = self.kept[self.front.key], steps.last
         if last is None:
             return
@@ -162,7 +162,7 @@ class Throughput(Plot):
         self.grow("yaxis", 1.03 * height, ended)  # for the marks of the highest points, too
 
     def _draw_levels(self) -> None:
-        """Draw lines across the figure: predicted by a formula, by the student, and by a simulation before the run."""
+        """Draw horizontal lines for predictions: by a formula, by the student, and by a simulation before the run."""
         levels: dict[str, tuple[dict[str, Any], float]] = {}
         if self.runs and self.predicted is not None:
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
@@ -184,7 +184,7 @@ class Throughput(Plot):
                 line.replace(np.array([(0.0, height), (self.end_of("xaxis"), height)]))
 
     def _said(self) -> Any:
-        """Number that the student predicted; None without one."""
+        """Return the number that the student predicted; None without one."""
         return self.asked and self.asked.value
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
@@ -193,7 +193,7 @@ class Throughput(Plot):
 
 
 def throughput(runs: Runs) -> Figure:
-    """Draw samples a second over time: of all workers of each run together, and of each worker of a single run."""
+    """Draw samples a second over time: for all workers of each run, and for each worker of a single run."""
     return drawn(Throughput(), runs)
 
 
@@ -201,17 +201,17 @@ def throughput(runs: Runs) -> Figure:
 
 
 KINDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
-"""Kinds of time in a record, each with the phase whose style its bars have."""
+"""Kinds of time in a record, each with the phase that gives the bars' style."""
 
 
 class Waiting(Plot):
-    """Seconds and bytes of each rank of the run in front, then of a worker of each earlier run, on average."""
+    """Seconds and bytes of each rank of the run in front, then of earlier runs' average workers."""
 
     title, pause = "Waiting", 0.5
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Return whether a rank can wait for another."""
+        """Return whether a rank can wait for another rank."""
         return experiment.ranks > 1
 
     def begin(self, run: Shown) -> None:
@@ -243,7 +243,7 @@ class Waiting(Plot):
             self._relayout(self.end_of("xaxis"), self.end_of("xaxis2"))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step, or the bytes that a server reports when it ends."""
+        """Take one worker's step, or the bytes that a server reports at its end."""
         sums = self.kept[self.front.key][rank]
         if record["k"] == "step":
             sent = np.nan if record["bytes"] is None else record["bytes"] / 1e6
@@ -252,7 +252,7 @@ class Waiting(Plot):
             sums[3] += (record.get("bytes") or 0) / 1e6
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring bars, axes and sentence up to date."""
+        """Update bars, axes and sentence."""
         front, sums = self.front.key, self.kept[self.front.key]
         if not sums[:, :3].any() or not self.is_due(ended):
             return
@@ -269,11 +269,11 @@ class Waiting(Plot):
 
 
 def waiting(runs: Runs) -> Figure:
-    """Draw the seconds each rank computed, communicated and waited, and what it sent; of earlier runs, means."""
+    """Draw each rank's seconds of computing, communicating and waiting, and sent bytes; for earlier runs, means."""
     return drawn(Waiting(), runs)
 
 
 def per_rank(run: Run) -> np.ndarray:
-    """Seconds computing, communicating and waiting, and MB sent, of every rank: shape (ranks, 4)."""
+    """Return the seconds computing, communicating and waiting, and the MB sent, of every rank: shape (ranks, 4)."""
     drawn(plot := Waiting(), run)
     return plot.kept[run.id]

@@ -1,4 +1,4 @@
-"""A window of a run's time: the phases of every rank as a Gantt chart, and lanes of reads and pushes."""
+"""Figures of a time window: the phases of every rank as a Gantt chart, and lanes of reads and pushes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from dlpar.lab.labels import WITH_PUSHES
 from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
 
 STEPS, SLOWEST = 8, 2
-"""Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
+"""Steps of the fastest rank and of the slowest in a window; the longer duration counts."""
 
 MOST, BARS = 100, 8000
-"""Most steps of the quickest rank in a window, and most bars of a phase."""
+"""Most steps of the fastest rank in a window, and most bars of a phase."""
 
 KEPT = 1000
-"""Records kept of each rank during a run."""
+"""Number of records kept for each rank during a run."""
 
 LATE = 5.0
-"""Seconds after which a window no longer waits for a rank that says nothing."""
+"""Seconds after which a window no longer waits for a silent rank."""
 
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
 ARROWS, SEEN = 40, 0.02
-"""Largest number of arrows from waits, because more are not readable; shortest such wait as a share of its
-window."""
+"""Largest readable number of arrows from waits; shortest wait with an arrow, as a share of its window."""
 
 SOON = 0.5
-"""Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""
+"""Share of a wait by which a send may seem to begin after its end; ranks record only durations of waits."""
 
 GAP = (np.nan, np.nan)
 """Point at which a line is interrupted."""
@@ -49,19 +48,19 @@ TALKING = ("communicate", "receive", "send")
 
 
 class Window(Plot):
-    """The newest records of the run in front, drawn once a second, which is as fast as one can read.
+    """The newest records of the run in front, drawn once a second so that they are readable.
 
     Attributes
     ----------
     recent : list of deque
-        What is kept of each rank. Files of ranks are read one after the other, so each has its own.
+        Kept records of each rank. Files of ranks are read one after the other, so each rank has its own deque.
     """
 
     pause = 1.0
     margin: ClassVar[float] = 0.0
 
     def prepare(self, title: str, top: list[str], kept: int, width: float, tall: int, **rows: Any) -> None:
-        """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms.
+        """Clear the figure for the run in front; draw `kept` entries a rank over `width` ms.
 
         Rows are `tall` pixels high; `top` names a row above those of the ranks.
         """
@@ -74,7 +73,7 @@ class Window(Plot):
         self.relayout(height=height, xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0.2)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Draw the newest records if the last drawing is a second old, or if the run has ended."""
+        """Draw the newest records if the last drawing is a second old or the run has ended."""
         if any(self.recent) and self.is_due(ended):
             self.draw_newest(ended)
 
@@ -83,14 +82,14 @@ class Window(Plot):
         raise NotImplementedError
 
     def read_again(self, begin: float, end: float, between: Reader) -> None:
-        """Keep the records of a window of time instead of the newest ones."""
+        """Keep the records of a time window instead of the newest ones."""
         for own in self.recent:
             own.clear()
         for rank, record in between(begin, end):
             self.take(rank, record)
 
     def fit(self, width: float, ended: bool = False) -> None:
-        """Bring the axis up to date for a window of `width` ms."""
+        """Update the axis for a window of `width` ms."""
         if ended or not self._width / 2 <= width <= self._width:
             self._width = theme.rounded_up(width)
             self.set_axis("xaxis", range=list(self._ends()))
@@ -113,10 +112,10 @@ class Span(NamedTuple):
 
 
 def spans_of(rank: int, record: dict[str, Any]) -> list[Span]:
-    """Spans of a record, with the waiting inside them as spans of its own.
+    """Return the spans of a record; waiting inside them becomes separate spans.
 
-    Records hold the duration of waiting, not its start. It is drawn at the
-    beginning of each communication, in proportion to the communication's length.
+    Records hold the duration of waiting, not its start. Waiting is drawn at the
+    start of each communication, in proportion to the communication's length.
     """
     found, spans, wait = [], [span[:3] for span in record["spans"]], record.get("wait", 0.0)
     talking = sum(stop - start for name, start, stop in spans if name in TALKING)
@@ -130,13 +129,13 @@ def spans_of(rank: int, record: dict[str, Any]) -> list[Span]:
 
 
 def clipped(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
-    """The parts of spans inside a window of time."""
+    """Return the parts of spans inside a time window."""
     inside = (s._replace(start=max(s.start, begin), end=min(s.end, end)) for s in spans)
     return [s for s in inside if s.end > s.start]
 
 
 def shares(spans: Iterable[Span], ranks: int, seconds: float) -> dict[str, float]:
-    """Share of a window that ranks spent on each kind of work, on average."""
+    """Return the average share of a window that ranks spent on each kind of work."""
     spent: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         spent[theme.PHASES.get(span.name, theme.OTHER).group] += span.end - span.start
@@ -144,7 +143,7 @@ def shares(spans: Iterable[Span], ranks: int, seconds: float) -> dict[str, float
 
 
 def neighbours_of(experiment: Experiment) -> dict[int, set[int]]:
-    """Ranks that each worker waits for, of those that are drawn: its neighbours on a fixed graph, or all others."""
+    """Return the drawn ranks that each worker waits for: its neighbours on a fixed graph, or all others."""
     drawn = range(theme.workers(experiment))
     if getattr(experiment.sync, "exchange", "") == "neighbours":
         graph = neighbours(experiment.sync, experiment.workers, experiment.seed)
@@ -153,9 +152,9 @@ def neighbours_of(experiment: Experiment) -> dict[int, set[int]]:
 
 
 def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[int, float, Span]]:
-    """Find what ended waits where all workers do a step together: ``(sender, time of its send, wait)`` of each.
+    """Find the send that ended each wait in a synchronous step: ``(sender, time of its send, wait)``.
 
-    It is the last of its `peers` to begin to send in that step.
+    The sender is the last of a rank's `peers` that begins to send in the step.
     """
     waits, begun = [], dict[tuple[int, int], float]()
     for span in spans:
@@ -173,7 +172,7 @@ def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[i
 
 
 class Timeline(Window):
-    """Phases in the newest window of which all ranks have told."""
+    """Phases in the newest window that all ranks have reported."""
 
     title = "Timeline"
 
@@ -181,7 +180,7 @@ class Timeline(Window):
         """Add a run; only the one in front is drawn."""
         super().begin(run)
         self.names, experiment, self._seconds = list[str](), run.experiment, 0.0
-        # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
+        # With overlap, phases of a rank overlap in time: communication takes the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
         self._peers = neighbours_of(experiment)
         self.prepare("time since the beginning of the window (ms)", [], KEPT, 100.0, 26)
@@ -196,14 +195,14 @@ class Timeline(Window):
         self.draw(*self.window())
 
     def look(self, end: float, between: Reader) -> None:
-        """Draw the window that ends at a moment, as long as the last one."""
-        # A step that goes on at the end of the window is written after it.
+        """Draw the window that ends at a moment, with the last window's length."""
+        # A step that continues at the end of the window is written later.
         self.read_again(end - 2 * self._seconds, end + self._seconds, between)
         if self._seconds:
             self.draw(end - self._seconds, end)
 
     def window(self) -> tuple[float, float]:
-        """Beginning and end of the newest window, in seconds of the run's clock."""
+        """Return start and end of the newest window, in seconds of the run's clock."""
         told = [own for own in self.recent if own]
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
@@ -213,7 +212,7 @@ class Timeline(Window):
         return max(first, end - min(seconds, MOST * min(taking))), end
 
     def draw(self, begin: float, end: float) -> None:
-        """Draw a window of time."""
+        """Draw a time window."""
         self._seconds = end - begin
         self.set_origin(begin)
         inside = lambda record: _ended(record) > begin and record["spans"][0][1] < end
@@ -234,7 +233,7 @@ class Timeline(Window):
         self.say(captions.timeline(end - begin, shares(spans, told or 1, end - begin), told))
 
     def _draw_arrows(self, spans: Iterable[Span], begin: float, end: float) -> None:
-        """Draw an arrow from each long wait to the send that ended it, where one can tell which that was."""
+        """Draw an arrow from each long wait to the send that ended it, if this send is known."""
         free = self.front.experiment.sync.runs_free
         found = [] if free else [a for a in arrows(spans, self._peers) if begin <= a[1] and a[2].end <= end]
         seen = [a for a in found if a[2].end - a[2].start > SEEN * (end - begin)]
@@ -270,8 +269,8 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     run : Run
         A run with spans.
     steps : range, optional
-        Global steps to draw, from when the first rank began them until the last ended them; default: the
-        newest window, as in a panel.
+        Global steps to draw, from the first rank's start to the last rank's end; default: the newest
+        window, as in a panel.
     """
     run, plot = single(run), Timeline()
     plot.begin(shown([run.experiment], [run.id])[0])
@@ -292,17 +291,17 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
 
 
 PER_WORKER, LEAST = 5, 16
-"""Arrows drawn per worker, and the fewest in all."""
+"""Number of arrows drawn per worker, and smallest number in all."""
 
 APART = 0.022
-"""Least distance of two numbers in a lane, as a share of the width."""
+"""Smallest distance of two numbers in a lane, as a share of the width."""
 
 TOP = -1.0
-"""Height of the top lane, which marks every push; that of worker r is r."""
+"""Height of the top lane, which marks every push; worker r's lane has height r."""
 
 
 class Arrow(NamedTuple):
-    """A worker's read of the weights and its push of the gradient computed on them (s)."""
+    """A worker's read of weights and its push of the gradient (s)."""
 
     rank: int
     read: float
@@ -311,9 +310,9 @@ class Arrow(NamedTuple):
 
 
 class Lanes(Window):
-    """One lane per worker, with arrows from its last reads of the weights to its pushes.
+    """One lane per worker, with arrows from its last reads of weights to its pushes.
 
-    The number at an arrow's head is its staleness: the number of marks of other workers between its two ends.
+    The number at an arrow's head is its staleness: the number of other workers' marks between both ends.
     """
 
     title, margin = "Lanes", 0.03
