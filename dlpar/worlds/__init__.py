@@ -1,1 +1,1 @@
-"""Worlds, in which ranks live and time passes: MPI and NCCL, paced, simulated, and platforms on paper."""
+"""Worlds of ranks with their clocks: MPI and NCCL, paced, simulated, and platforms on paper."""

@@ -1,4 +1,4 @@
-"""Connecting this rank: from the cluster of an experiment to a communicator."""
+"""Connection of this rank: from an experiment's cluster to a communicator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dlpar.worlds.paced.comm import of_experiment
 
 
 def connect(cluster: Cluster) -> Comm:
-    """This rank's communicator over all ranks of the job; its clock starts when all are ready.
+    """Return this rank's communicator over all ranks of the job, whose clock starts when all are ready.
 
     Raises
     ------
     ValueError
-        If CUDA, or NCCL, is asked for where it cannot work; on every rank alike.
+        If requested CUDA or NCCL cannot work, on every rank alike.
     """
     world = MPI.COMM_WORLD
     meet(world)
@@ -39,16 +39,16 @@ def connect(cluster: Cluster) -> Comm:
 def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int], str]:
     """Choose the GPU of each rank, and the carrier of tensors.
 
-    Tensors live on GPUs where every rank sees one (``device="auto"``).  With a GPU for each rank
-    NCCL carries them.  NCCL refuses ranks that share a GPU: these are staged, through pinned host
-    memory and MPI.
+    Tensors are on GPUs if every rank sees one (``device="auto"``).  With a GPU for each rank, NCCL carries
+    tensors.  NCCL refuses ranks that share a GPU, so their tensors are staged through pinned host memory and
+    MPI.
 
     Parameters
     ----------
     cluster : Cluster
         Its device and carrier.
     visible : sequence of sequence of str
-        For each rank the GPUs it sees, by unique names.
+        Unique names of the GPUs that each rank sees.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
     Raises
     ------
     ValueError
-        If the device or carrier asked for is not available; the sentence gives the reason.
+        If the requested device or carrier is not available; the sentence gives the reason.
 
     Examples
     --------
@@ -90,14 +90,14 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
 
 
 def _visible(cluster: Cluster) -> list[str]:
-    """Unique names of the GPUs this rank may use: none where its tensors live on the CPU."""
+    """Return unique names of the GPUs this rank may use; none if its tensors are on the CPU."""
     if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
         return []
     return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 
 
 def join(experiment: Experiment, on_host: bool = False) -> Comm:
-    """This rank's communicator in the world of an experiment; `on_host` keeps its tensors in host memory."""
+    """Return this rank's communicator in an experiment's world; `on_host` keeps tensors in host memory."""
     if experiment.cluster.world == "paced":
         return of_experiment(experiment)
     if on_host:

@@ -1,4 +1,4 @@
-"""Worlds whose clock is not the wall's: the time of computations, and collectives like a library's."""
+"""Worlds with a clock other than the wall's: computing times, and library-like collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlpar.comm.base import ANY, Comm, World, check_peer
 from dlpar.worlds.platforms import Platform
 
 Marks = Sequence[tuple[float, Callable[[], None]]]
-"""Calls in the middle of a computation, each with the share of the cost after which it is due."""
+"""Calls in the middle of a computation, each due after a share of the cost."""
 
 
 class Pace:
@@ -43,12 +43,12 @@ class Pace:
             self.factor = self.timing.factor(self.seed, self.rank, step)
 
     def seconds(self, cost: float) -> float:
-        """Seconds of so many FLOPs, in this step."""
+        """Return the seconds of this many FLOPs in this step."""
         return cost * self.per_flop * self.factor
 
 
 class LogicalWorld(World):
-    """The surroundings of a rank on a platform on paper.
+    """Environment of a rank on a platform on paper.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class LogicalWorld(World):
 
 
 class LogicalComm(Comm):
-    """A communicator whose library is this one's own collectives; like a library, it does not count their bytes.
+    """A communicator with dlpar's own collectives as its library, whose bytes it does not count.
 
     All-reduce and reduce-scatter go round a ring, reduce and broadcast down a tree; tensors of any layout.
     """
@@ -91,7 +91,7 @@ class LogicalComm(Comm):
 
     @abstractmethod
     def meet(self, thing: Any, to: int = ANY) -> list[Any]:
-        """Wait for all ranks; give the things all of them brought, to one rank or to each."""
+        """Wait for all ranks, and return their objects to one rank or to all."""
 
     def barrier(self) -> None:
         self.meet(None)
@@ -126,7 +126,7 @@ class LogicalComm(Comm):
         self.traffic.hidden()
 
     def _as_library(self, collective: Callable[[Any], None], values: Any, tensor: Any) -> None:
-        """Run a collective on `values`, whatever their layout, and keep the result in `tensor`."""
+        """Run a collective on `values` of any layout, and store the result in `tensor`."""
         flat = values.detach().reshape(-1)
         collective(flat)
         if flat.data_ptr() != tensor.data_ptr():
@@ -135,11 +135,11 @@ class LogicalComm(Comm):
 
 
 PLAIN = (type(None), bool, int, float, str)
-"""Types of which a rank cannot change the value another holds."""
+"""Immutable types, whose values ranks can share."""
 
 
 def _packed(thing: Any) -> Any:
-    """Pickle a thing, unless it is plain: each rank unpacks a copy of its own, as of a message."""
+    """Pickle an object unless it is immutable, so that each rank unpacks its own copy."""
     return thing if type(thing) in PLAIN else pickle.dumps(thing)
 
 
@@ -148,5 +148,5 @@ def _unpacked(thing: Any) -> Any:
 
 
 def _addable(tensor: Any) -> Any:
-    """Convert half precision to float32, in which a library adds it."""
+    """Convert half precision to float32, in which a library adds."""
     return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

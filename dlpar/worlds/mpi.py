@@ -1,7 +1,7 @@
 """Messages by MPI: CPU tensors in place, device tensors staged through pinned memory.
 
-MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers, so payloads travel as raw memory, long
-ones as a type of so many bytes.  Only the library's all-reduce, which must add, is told a number type.
+MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers.  So payloads travel as raw memory, long
+ones as an MPI type of many bytes.  Only the library's all-reduce needs a number type, because it adds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PIECE = 1 << 30
 """Bytes above which a message is described to MPI in pieces; MPI-3 counts are 32-bit."""
 
 BEHIND = 64
-"""Copies under way at most; the next send waits for the oldest."""
+"""Maximal number of copies under way; the next send waits for the oldest."""
 
 _ADDED_BY_MPI = {
     torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T, torch.int32: MPI.INT32_T,
@@ -40,11 +40,11 @@ DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks for ranks that have died, in receives from any source."""
+"""Seconds between checks for dead ranks, in receives from any source."""
 
 
 class MPIWorld(World):
-    """The real world, whose ranks MPI tells who died (ULFM)."""
+    """The real world with reports of deaths from MPI (ULFM)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, "mpi")
@@ -55,7 +55,7 @@ class MPIWorld(World):
         return isinstance(error, MPI.Exception) and error.Get_error_class() in DEATHS
 
     def watched(self, group: MPI.Intracomm, look: Callable[[], T]) -> T:
-        """Look for a message, and now and then for ranks of the group that have died: that takes some microseconds."""
+        """Check for a message, and sometimes for dead ranks of the group, which takes some microseconds."""
         if (now := time.monotonic()) - self._looked > LOOK_EVERY:
             self._looked = now
             if group.Get_failed().size:
@@ -78,7 +78,7 @@ class MPIComm(Comm):
     mpi : MPI.Intracomm
         The communicator; `MPI.COMM_WORLD` by default.
     device : torch.device or str
-        Home of this rank's tensors.
+        Device of this rank's tensors.
     zero : float, optional
         ``time.monotonic()`` of second 0; by default all ranks agree on one.
     """
@@ -144,7 +144,7 @@ class MPIComm(Comm):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        # The receive is posted first: a message that is expected is neither stored on its way nor asked for.
+        # The receive is posted first, so that the message is not buffered and needs no handshake.
         if source == ANY:
             return super().sendrecv(tensor, dest, into, source, tag)
         check_peer(self, dest, "dest")
@@ -168,7 +168,7 @@ class MPIComm(Comm):
 
     def barrier(self) -> None:
         meet(self.mpi)
-        self.mpi.Barrier()  # a short one, after which all go on at the same moment
+        self.mpi.Barrier()  # a short one, after which all continue at the same moment
 
     def split(self, color: int, key: int = 0) -> Comm:
         meet(self.mpi)
@@ -177,7 +177,7 @@ class MPIComm(Comm):
         return part
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
-        """This rank on another communicator of MPI."""
+        """Return this rank on another communicator of MPI."""
         part = MPIComm(mpi, self.device, self.zero)
         part.traffic, part.world = self.traffic, self.world
         self.world.groups.append(mpi)
@@ -305,7 +305,7 @@ class _Under:
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
-    """Put a tensor on the host in a number type MPI can add, and give that type; half precision becomes float32."""
+    """Return a tensor on the host with its number type for MPI's sums; half precision becomes float32."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     if wide.dtype not in _ADDED_BY_MPI:
         raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
@@ -334,7 +334,7 @@ ROUND_TRIPS = 20
 
 
 def common_zero(world: MPI.Intracomm) -> float:
-    """``time.monotonic()`` of second 0 on this machine, after all ranks have called; collective."""
+    """Return ``time.monotonic()`` of second 0 on this machine, after all ranks have called; collective."""
     global LONGEST
     meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
@@ -369,7 +369,7 @@ def _across(leaders: MPI.Intracomm) -> float:
 
 
 class SharedCounter:
-    """A number in the memory of rank 0 that any rank fetches and adds one to (MPI-3, section 11.3.4)."""
+    """A number in rank 0's memory that any rank can fetch and increment (MPI-3, section 11.3.4)."""
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self.window = MPI.Win.Allocate(8 if mpi.rank == 0 else 0, 8, comm=mpi)
@@ -380,29 +380,29 @@ class SharedCounter:
         self._one, self._got = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
 
     def take(self) -> int:
-        """Give the present number, from 0, and count it up by one."""
+        """Return the present number, from 0, and increment it."""
         self.window.Fetch_and_op(self._one, self._got, 0, 0, MPI.SUM)
         self.window.Flush(0)
         return int(self._got[0])
 
     def Free(self) -> None:
-        """Give the window back; collective.  Named as MPI's own windows have it."""
+        """Free the window; collective.  The name is that of MPI's own windows."""
         self.window.Unlock_all()
         self.window.Free()
 
 
 LOOKS = 200
-"""Looks at full speed, each giving the core away, before the first nap."""
+"""Number of checks at full speed, each of which yields the core, before the first nap."""
 
 FIRST, LONGEST = 2e-5, 1e-3
-"""Seconds of the first nap and of the longest; each is half as long again as the one before."""
+"""Seconds of the first and of the longest nap; each nap is 1.5 times as long as the previous one."""
 
 BETWEEN_HOSTS = 5e-5
 """The longest nap of ranks on several hosts: only in turns at both ends does a message cross a network."""
 
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``look(*arguments)`` until it gives neither None nor False; give that."""
+    """Call ``look(*arguments)`` until the result is neither None nor False, and return the result."""
     for _ in range(LOOKS):
         if found := look(*arguments):
             return found
@@ -420,7 +420,7 @@ def meet(mpi: MPI.Intracomm) -> None:
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the values contiguous in host memory: the tensor itself where it is so already."""
+    """Return the values contiguous in host memory, without a copy if possible."""
     if tensor.is_cpu:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -428,18 +428,18 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
-    """Give the host tensor to receive into: `into` itself where MPI can write to it."""
+    """Return the host tensor to receive into: `into` itself if MPI can write to it."""
     if into.is_cpu and into.is_contiguous():
         return into
     return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
 
 
 def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a message to its tensor; a GPU fetches it from pinned memory while the rank goes on."""
+    """Copy a message to its tensor; a GPU copies from pinned memory while the rank continues."""
     if wire is not into:
         into.detach().copy_(wire, non_blocking=True)
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.buffer:
-    """Give a contiguous host tensor's memory to MPI."""
+    """Return a contiguous host tensor's memory for MPI."""
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)

@@ -1,6 +1,6 @@
-"""Messages by torch.distributed: NCCL between GPUs; gloo serves tests without any.
+"""Messages by torch.distributed: NCCL between GPUs, and gloo for tests without GPUs.
 
-NCCL knows neither any-source nor tags.  So a message with a tag above 0, every object and every barrier
+NCCL has neither any-source nor tags.  So a message with a tag above 0, every object and every barrier
 travels by MPI. An untagged message between named peers travels here, if it lies on this rank's device.
 """
 
@@ -21,7 +21,7 @@ from dlpar.comm.base import ANY, Arrival, Request, World, check_peer
 from dlpar.worlds.mpi import MPIComm
 
 PATIENCE = timedelta(minutes=5)
-"""Time a carrier waits for a peer before it gives up; the guardian is quicker."""
+"""Time that a carrier waits for a peer; the guardian is quicker."""
 
 
 class DistributedComm(MPIComm):
@@ -32,7 +32,7 @@ class DistributedComm(MPIComm):
     mpi : MPI.Intracomm
         The same ranks.
     device : torch.device
-        Home of this rank's tensors.
+        Device of this rank's tensors.
     carrier : str
         ``nccl`` or ``gloo``.
     zero : float, optional
@@ -55,7 +55,8 @@ class DistributedComm(MPIComm):
             _introduce(self, carrier)
         self.group = group or dist.group.WORLD
         self._global = dist.get_process_group_ranks(self.group)
-        # NCCL connects a group in its first call, which all must make: the first message may be between two.
+        # All ranks must make NCCL's first call, which connects the group, but the first message may be
+        # between two.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
@@ -104,7 +105,7 @@ class DistributedComm(MPIComm):
         return dist.P2POp(call, _bytes_of(tensor), self._global[peer], self.group)
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies out of this carrier's reach, as a packet beside GPUs does; MPI carries it."""
+        """Return whether MPI must carry a tensor, because this carrier cannot reach it."""
         return tensor.device.type != self.device.type
 
     def barrier(self) -> None:
@@ -194,7 +195,7 @@ class _UnderWay:
 
 
 def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put the chunks in rows of one tensor, filled up to the longest: carriers take rows of one length, at least 1."""
+    """Put the chunks in rows of one tensor, padded to the longest: carriers need equal lengths of at least 1."""
     rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
     for row, chunk in zip(rows, chunks):
         row[: len(chunk)] = chunk

@@ -1,7 +1,7 @@
 """A thread that runs collectives while the rank computes.
 
-MPI moves a large message only inside an MPI call, so a non-blocking collective
-makes no progress while the rank computes.  This thread stays inside such calls.
+MPI moves a large message only inside an MPI call.  So a non-blocking collective makes no progress while the
+rank computes.  This thread stays inside such calls.
 
 A GPU executes its work later, in streams: in order within one, and side by side in two.  So on a GPU
 the thread has a stream of its own.  It waits for the work queued on the computing stream before a
@@ -33,7 +33,7 @@ class ProgressThread:
         self._thread = ThreadPoolExecutor(1, "dlpar-progress", _use_own_stream, (comm.device,))
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> _Started:
-        """Queue ``collective(comm, bucket)``; its ``wait()`` gives the collective's result."""
+        """Queue ``collective(comm, bucket)``; the request's ``wait()`` returns the collective's result."""
         before = _queued_so_far(self.comm.device)
         return _Started(self._thread.submit(self._run, collective, bucket, before), self.comm.device)
 
@@ -43,7 +43,7 @@ class ProgressThread:
         self.comm.close()
 
     def _run(self, collective: Collective, bucket: torch.Tensor, before: torch.cuda.Event | None) -> Any:
-        if self._failed is not None:  # what would be sent now is not what the others wait for
+        if self._failed is not None:  # a message now would not match the others' receives
             raise self._failed
         _follow(before, self.comm.device)
         try:
@@ -69,7 +69,7 @@ class _Started:
 
 
 def _use_own_stream(device: torch.device) -> None:
-    """Give the new thread, which would begin on the first GPU, its rank's GPU and a stream of its own."""
+    """Set the new thread's GPU to its rank's GPU, with a separate stream."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))

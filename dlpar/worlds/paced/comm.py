@@ -1,4 +1,4 @@
-"""Ranks that keep the time of a platform on paper: real processes and real messages, a logical clock each.
+"""Ranks paced by a platform on paper: real processes and messages, with a logical clock each.
 
 The referee (:mod:`dlpar.worlds.paced.referee`) decides when things happen; the tensors themselves
 go by MPI.  A computation is done at once and takes the logical time of the platform's
@@ -33,7 +33,7 @@ PROMPT = 2e-4
 
 
 def of_experiment(experiment: Experiment) -> PacedComm:
-    """This rank's communicator in the paced world an experiment names; collective.
+    """Return this rank's communicator in the experiment's paced world; collective.
 
     Raises
     ------
@@ -73,13 +73,13 @@ def of_experiment(experiment: Experiment) -> PacedComm:
 
 
 def _warm_up() -> None:
-    """Do before second 0 the first product and backward pass, which take a process long."""
+    """Do a first product and backward pass before second 0, because they are slow in a new process."""
     weight = torch.ones(8, 8, requires_grad=True)
     (weight @ weight).sum().backward()
 
 
 class PacedWorld(LogicalWorld):
-    """The surroundings of one paced rank.
+    """Environment of one paced rank.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class PacedComm(LogicalComm):
     Parameters
     ----------
     world : PacedWorld
-        Surroundings of this rank.
+        Environment of this rank.
     line : Line
         The line of the activity that makes the calls.
     rank : int
@@ -207,7 +207,7 @@ class PacedComm(LogicalComm):
         return _UnderWay(self, receiving=receiving, into=into).wait(*call)
 
     def _prepare(self, dest: int) -> None:
-        """Let the clock go on while this rank's processor is busy with a message that it sends."""
+        """Advance the clock while this rank's processor is busy sending a message."""
         self.line.clock += self.world.overhead(self.members[self.rank], self.members[dest])
 
     # ---- time ----------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class PacedComm(LogicalComm):
         return mpi.shared(shape, dtype)
 
     def _meet(self, name: str, *arguments: Any) -> Any:
-        """Ask for a call all ranks of the group make."""
+        """Make a call that all ranks of the group make."""
         since = self.line.clock
         result = self.line.ask(name, self.handle, *arguments)
         self.traffic.add(self.line.clock - since)
@@ -302,7 +302,7 @@ def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
 
 
 class _Started:
-    """A collective that was started; it is complete at its logical end."""
+    """A started collective, complete at its logical end."""
 
     def __init__(self, computing: PacedComm, key: int, request: Request) -> None:
         self.line, self.key, self.request, self.joined = computing.line, key, request, False
@@ -347,7 +347,7 @@ class _UnderWay:
         self.arrival: Arrival | None = None
 
     def wait(self, *call: Any) -> Arrival | None:
-        """Wait until all is complete; `call` may tell the messages and the wait in one."""
+        """Wait until all is complete; `call` may combine the messages and the wait."""
         if not self.complete:
             line = self.comm.line
             since = line.clock
@@ -359,7 +359,7 @@ class _UnderWay:
         return self.arrival
 
     def _take(self, since: float, source: int, tag: int, nbytes: int, key: int, there: float) -> None:
-        """Take the message that was there at a moment; the rank has waited `since`."""
+        """Take the message that was there at a moment, after waiting since `since`."""
         comm = self.comm
         comm.traffic.add(max(there - since, 0.0))
         if nbytes > self.into.nbytes:

@@ -1,4 +1,4 @@
-"""The tensors of paced messages: by MPI, each under a number of its own, until its receiver is told to take it."""
+"""Tensors of paced messages, sent by MPI under separate numbers until their receivers take them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBED, PATIENCE = 1 << 18, 0.05
 
 
 class Parcels:
-    """The tensors this process has sent, some of them still under way.
+    """Tensors sent by this process, some still under way.
 
     Where MPI copies between processes by itself, a parcel needs no help after its send. Elsewhere its sender
     must call MPI, which costs more than sending it.
@@ -43,7 +43,7 @@ class Parcels:
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
-        """Find out on rank 0 whether senders must help; rank 1 calls, too, and keeps off MPI until 0 knows."""
+        """Find out on rank 0 whether senders must help; rank 1 also calls, and avoids MPI until 0 knows."""
         probe = torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)
@@ -73,7 +73,7 @@ class Parcels:
 
     @property
     def moving(self) -> bool:
-        """Return whether any may be under way that need help."""
+        """Return whether any parcels under way may need help."""
         return len(self._under_way) > (0 if self.helped else KEPT)
 
     def move(self) -> None:

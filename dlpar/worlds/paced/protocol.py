@@ -1,4 +1,4 @@
-"""The protocol of paced ranks and their referee: calls by their names, and answers with the clock at their end.
+"""Protocol of paced ranks and their referee: calls by name, and answers with the clock at their end.
 
 A rank sends its calls in lots, each a list of tuples: the name of a method of
 :class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers those that wait, one by one, with
@@ -56,21 +56,21 @@ class Link:
         return self._came[at:end]
 
     def waits(self, seconds: float) -> bool:
-        """Return whether something can be read, or comes within so many seconds."""
+        """Return whether something can be read now or within this many seconds."""
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
     def receive(self) -> Any:
-        """Give the next thing sent; blocks until it is there."""
+        """Return the next object sent; block until it is there."""
         return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
 
     def call(self) -> tuple[Any, ...]:
-        """Give the next call of a rank, by its name and arguments; blocks until it comes."""
+        """Return a rank's next call by name and arguments; block until it arrives."""
         while not self._calls:
             self._calls.extend(self.receive())
         return self._calls.popleft()
 
     def send(self, thing: Any) -> None:
-        """Send any thing."""
+        """Send any object."""
         data = pickle.dumps(thing)
         self.socket.sendall(len(data).to_bytes(HEAD, "little") + data)
 
@@ -85,14 +85,14 @@ Two cores take longer to carry the messages of many ranks than the network on pa
 """
 
 BEAT = 0.5
-"""Seconds of the longest sleep in one piece."""
+"""Maximal seconds of a single sleep."""
 
 NAP = 4e-3
-"""Seconds between looks at parcels that are under way."""
+"""Seconds between checks of parcels under way."""
 
 
 class Wall:
-    """The wall clock as all activities of one rank see it.
+    """Wall clock of all activities of one rank.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Wall:
         self.slip = self.lag = 0.0
 
     def follow(self, clock: float, ahead: float, parcels: Parcels, asleep: Callable[[], None]) -> None:
-        """Sleep until it is `clock`, if that is more than `ahead` seconds off.
+        """Sleep until `clock`, if this is more than `ahead` seconds away.
 
         Meanwhile keep `parcels` moving; ``asleep()`` is called every :data:`BEAT`.
         """
@@ -128,14 +128,14 @@ class Wall:
 
 
 FULL = 400
-"""Calls told that may wait for the next flush."""
+"""Maximal number of calls that wait for the next flush."""
 
 ORPHANED = 5.0
 """Seconds within which the guard of the job ends a rank without a referee, whose own complaint would mislead."""
 
 
 class Line:
-    """One activity's end of the line.
+    """End of a line to the referee, of one activity.
 
     Parameters
     ----------
@@ -161,19 +161,19 @@ class Line:
         self._over: Exception | None = None
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Tell a call of this activity at the next :meth:`flush`."""
+        """Queue a call of this activity for the next :meth:`flush`."""
         self._told.append((name, *arguments))
         if len(self._told) > FULL:
             self.flush()
 
     def flush(self) -> None:
-        """Send the referee all calls told so far."""
+        """Send the referee all queued calls."""
         if self._told:
             told, self._told = self._told, []
             self._with_referee(self.link.send, told)
 
     def _with_referee(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Send or receive; a rank whose referee has gone is not the first to complain."""
+        """Send or receive; a rank whose referee has gone does not complain first."""
         try:
             return call(*arguments)
         except ConnectionError:
@@ -181,12 +181,12 @@ class Line:
             raise
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Tell the call of this activity and wait for its answer, which sets the clock."""
+        """Send a call of this activity and wait for its answer, which sets the clock."""
         self.tell(name, *arguments)
         return self.answer()
 
     def answer(self) -> Any:
-        """Wait for the answer to the last call told, and give its result.
+        """Wait for the answer to the last call, and return its result.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class Line:
         return result
 
     def advance(self, end: float, prompt: bool = False) -> None:
-        """Let the logical clock go on until `end`; the first rank to do so waits until all others are ready."""
+        """Advance the logical clock to `end`; the first rank to do so waits until all others are ready."""
         if end > 0 and self.wall.zero is None:
             self.ask("advance_first", end)
         else:
@@ -219,5 +219,5 @@ class Line:
         self.clock = end
 
     def follow(self, ahead: float = EARLY) -> None:
-        """Let the wall clock catch up, should this activity be more than `ahead` seconds ahead."""
+        """Let the wall clock catch up if this activity is more than `ahead` seconds ahead."""
         self.wall.follow(self.clock, ahead, self.parcels, self.asleep)

@@ -1,4 +1,4 @@
-"""The referee of a paced world: a simulation of sizes only in which every rank is played by a real process.
+"""The referee of a paced world: a simulation of sizes only, with a real process for each rank.
 
 Ports, queues, any-source receives, locks and deadlocks are those of the simulated world
 because the same code decides them.  It runs on a thread of rank 0's process and
@@ -70,7 +70,7 @@ class Referee:
         self._held: list[tuple[Link, float, Any]] = []  # answers that have to wait for second 0
 
     def start(self, scale: float, flops: float, helped: bool) -> None:
-        """Begin, on a thread of its own.
+        """Start the referee on its own thread.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class Referee:
         threading.Thread(target=self._run, name="dlpar-referee", daemon=True).start()
 
     def link(self, rank: int, activity: int) -> Link:
-        """Give the link to an activity of a rank, as soon as it has called."""
+        """Return the link to a rank's activity, once it has called."""
         while (rank, activity) not in self.links:
             end, _ = self.door.accept()
             end.settimeout(None)
@@ -94,7 +94,7 @@ class Referee:
     # ---- answers --------------------------------------------------------------------------
 
     def answer(self, link: Link, clock: float, now: float, result: Any = None) -> None:
-        """Answer a call that ends at `clock`; this is certain since `now`."""
+        """Answer a call that ends at `clock`, which is certain since `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
@@ -103,7 +103,7 @@ class Referee:
             link.send((OK, clock, self.zero, result))
 
     def begin(self) -> None:
-        """Set the wall's second 0 to now: time goes on for the first rank, and all others wait."""
+        """Set the wall's second 0 to now, when time advances for the first rank and all others wait."""
         self.zero = time.monotonic()
         for link, clock, result in self._held:
             link.send((OK, clock, self.zero, result))
@@ -144,7 +144,7 @@ class Referee:
                 link.send((kind, 0.0, self.zero, what))
 
     def _place(self, activity: Activity) -> str:
-        """Ask an activity that waits forever for its line; it has nothing else to do."""
+        """Ask an activity that waits forever for its line of code."""
         link = self.proxies[activity].link
         link.send((WHERE, 0.0, None, None))
         return link.receive() if link.waits(2.0) else "a line it does not tell"
@@ -174,7 +174,7 @@ class Proxy:
         referee.proxies[self.activity] = self
 
     def take_part(self, comm: RefereedComm) -> int:
-        """Take part in a group, and give its number, which the rank tells with its calls."""
+        """Join a group, and return its number for the rank's calls."""
         comm.box.proxy = self
         self.comms.append(comm)
         return len(self.comms) - 1
@@ -224,7 +224,7 @@ class Proxy:
         self.answer(self.requests[key].test())
 
     def wait(self, receiving: int | None, sending: int | None) -> None:
-        """Block until both are complete; tell the rank the moment as soon as it is certain."""
+        """Block until both are complete, and tell the rank the moment as soon as it is certain."""
         receive, send = (self.requests.pop(key, None) for key in (receiving, sending))
         self.waits = receive, send
         self.settle()
@@ -236,7 +236,7 @@ class Proxy:
             self._complete(self.activity.clock)
 
     def settle(self) -> None:
-        """Tell the rank the end of the call it waits in, if nothing can change that any more."""
+        """Tell the rank the end of its waiting call, once nothing can change it."""
         if self.waits is None:
             return
         end, (receive, sending) = self.activity.clock, self.waits
@@ -304,7 +304,7 @@ class Proxy:
         self._meet(comm, (self, whole, color, key), answers)
 
     def _meet(self, comm: int, thing: Any, answers: Callable[[list[Any]], Iterable[Any]]) -> None:
-        """Wait for all ranks of the group; the last one gives all of them their answers."""
+        """Wait for all ranks of the group; the last one answers all of them."""
 
         def tell(pairs: list[tuple[Proxy, Any]]) -> None:
             proxies, things = zip(*pairs)
@@ -339,7 +339,7 @@ class Proxy:
 
 
 class Parcel:
-    """A tensor by its bytes, its sender, and the number under which its values are sent: both ghost and head."""
+    """A tensor's bytes, sender and number of its parcel, used as ghost and as head."""
 
     __slots__ = ("key", "nbytes", "sender")
 
@@ -370,7 +370,7 @@ class WatchedMailbox(Mailbox):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """Settle the calls of its receiver and its sender, if they waited for this message alone."""
+        """Settle the calls of a message's receiver and sender, if they waited for this message only."""
         if self.proxy is not None:
             self.proxy.settle()
         message.payload.sender.settle()

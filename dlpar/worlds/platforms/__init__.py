@@ -1,4 +1,4 @@
-"""Platforms: clusters on paper, by which paced and simulated ranks live.
+"""Platforms: clusters on paper, which define the time of paced and simulated ranks.
 
     workloads.py (models that a small one may stand in for) ─► platform.py (devices, links, clusters)
     ─► lookup.py (by name or from a file; nodes of ranks)      ping_pong.py (timing of a real link)

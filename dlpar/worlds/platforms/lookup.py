@@ -1,4 +1,4 @@
-"""Finding a platform by its name or in a file, and placing ranks on its nodes."""
+"""Lookup of a platform by its name or in a file, and placement of ranks on its nodes."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ HERE = "here"
 
 
 def names() -> list[str]:
-    """List the names :func:`platform` knows; ``here`` is this machine, known once it was measured."""
+    """List the names that :func:`platform` knows; ``here`` is this machine, after it was measured."""
     return [HERE, *PLATFORMS]
 
 
 def here_file() -> Path:
-    """The file with the figures of this machine, beside the runs."""
+    """Return the path of the file with this machine's figures, beside the runs."""
     return runs_folder().parent / "here.json"
 
 
 def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
     """Find a platform by its name, or in a JSON or TOML file with the fields of :class:`Platform`.
 
-    In a file, ``extends`` names a platform or another file; then only the fields that differ are needed.
+    In a file, ``extends`` names a platform or another file; then the file needs only different fields.
 
     Parameters
     ----------
     which : str
         One of :func:`names`, or a path: it ends in .json or .toml, or has a slash.
     extending : tuple of str
-        Files that extend it, on the way to it.
+        Files on the chain of ``extends`` to this one.
 
     Raises
     ------
     BadExperiment
-        ``cluster.platform: …``, if there is none, or the file says something that is not allowed.
+        ``cluster.platform: …``, if it does not exist, or the file has a value that is not allowed.
     """
     if which in PLATFORMS:
         return PLATFORMS[which]
@@ -69,7 +69,7 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
     else:
         if not isinstance(base, str):
             raise BadExperiment(f"{got}, where extends: got {shown(base)}, allowed is a name or a path")
-        # A path is as seen from its file.
+        # A path is relative to its file.
         beside = os.path.join(os.path.dirname(real), os.path.expanduser(base))
         extended = platform(beside if is_path(base) else base, (*extending, real))
         fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {file}", **fields})
@@ -89,11 +89,11 @@ def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 USUAL = "p100-25gbe"
-"""The platform of paced and simulated ranks, unless the experiment names another."""
+"""Default platform of paced and simulated ranks."""
 
 
 def platform_of(experiment: Experiment) -> Platform:
-    """Find the platform of an experiment; for real ranks, this machine as it was measured.
+    """Find the platform of an experiment; for real ranks, this machine as measured.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def platform_of(experiment: Experiment) -> Platform:
 
 
 def nodes_of(experiment: Experiment) -> list[int]:
-    """Find the node of every rank; raises `BadExperiment` where the platform does not hold them."""
+    """Find the node of every rank; raises `BadExperiment` if the platform is too small."""
     colocated = experiment.cluster.placement == "colocated"
     leaves = _first_workers(experiment) if colocated and experiment.sync.leaf_ranks else ()
     extra = experiment.ranks - experiment.workers - len(leaves)
@@ -131,7 +131,7 @@ def _first_workers(experiment: Experiment) -> list[int]:
 def placement(
     workers: int, extra: int, platform: Platform, colocated: bool = False, leaves: Sequence[int] = ()
 ) -> list[int]:
-    """Place every rank on a node: workers fill one node after the other, a device each.
+    """Place every rank on a node: workers fill the nodes in turn, with one device each.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A platform: nodes of devices, the links inside and between them, and how unsteady they are."""
+"""Platforms: nodes of devices, links inside and between nodes, and variation of times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rates(value: Any) -> Any:
 
 
 class Device(Part):
-    """The hardware a rank computes on.
+    """Hardware of a rank.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Device(Part):
     memory_gib: float | None = Field(None, gt=0)
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Mean seconds of a computation, without the overhead of the step it belongs to.
+        """Return the mean seconds of a computation, without the overhead of its step.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class Device(Part):
 
 
 class Timing(Part):
-    """Variation of the times of equal computations: a factor for every rank and step.
+    """Variation of computing times: a factor for every rank and step.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Timing(Part):
     cv: float = Field(0.1, gt=0, le=10)
 
     def factor(self, seed: int, rank: int, number: int) -> float:
-        """Give the factor on the mean time of each computation of a step.
+        """Return the factor on the mean time of each computation of a step.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Link(FromFile):
         return self
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds of one message of `nbytes`."""
+        """Return the seconds of one message of `nbytes`."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -204,11 +204,11 @@ class Platform(FromFile):
 
     @property
     def ranks(self) -> int:
-        """Most ranks it holds."""
+        """Largest number of ranks on the platform."""
         return self.devices * self.nodes
 
     def check(self, ranks: int) -> None:
-        """Raise `BadExperiment` if it does not hold so many ranks."""
+        """Raise `BadExperiment` if the platform does not hold this many ranks."""
         if ranks > self.ranks:
             nodes = "1 node" if self.nodes == 1 else f"{self.nodes:,} nodes"
             raise BadExperiment(
@@ -217,11 +217,11 @@ class Platform(FromFile):
             )
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Mean seconds of a computation on a device; see :meth:`Device.seconds`."""
+        """Return the mean seconds of a computation on a device; see :meth:`Device.seconds`."""
         return self.device.seconds(flops, workload)
 
     def link(self, same_node: bool) -> Link:
-        """The link of two ranks; where a platform has one kind only, it joins all of them."""
+        """Return the link of two ranks; if a platform has one kind only, it connects all ranks."""
         return (self.inside or self.between) if same_node else (self.between or self.inside)
 
 
@@ -235,7 +235,7 @@ SEPARATOR = "; "
 
 
 def _cluster(device: str, network: str) -> Platform:
-    """Nodes of a device joined by a network; with ``nvlink``, a single node."""
+    """Return nodes of a device connected by a network; with ``nvlink``, a single node."""
     known, links = _NAMED["devices"][device], _NAMED["links"]
     wired = [links[name] for name in (known["inside"], network) if name in links]
     fields = [{name: link[name] for name in Link.model_fields if name in link} for link in wired]

@@ -1,4 +1,4 @@
-"""Workloads: the big models a small one may stand in for, by their parameters and operations, layer by layer.
+"""Workloads: parameters and operations, by layer, of big models that a small one may stand in for.
 
 The small model does the mathematics; the bytes and FLOPs of the big one are charged.  The tables
 follow from the architectures in the papers; a test derives them anew.
@@ -23,7 +23,7 @@ TABLES = Path(__file__).parent / "tables"
 
 
 class FromFile(Part):
-    """A part that a file may describe; a bad value raises `BadExperiment`, in one sentence that names the field."""
+    """Base of parts that a file may describe; a bad value raises `BadExperiment`, which names the field."""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -54,7 +54,7 @@ class Layer(FromFile):
 
 
 class Payload:
-    """A model by its layers: what a network sees of it.
+    """A model by its layers, as a network sees it.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Workload(FromFile, Payload):
     @model_validator(mode="before")
     @classmethod
     def _has_layers(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Make one layer of the totals where there are no layers."""
+        """Make one layer of the totals if there are no layers."""
         layers = fields.get("layers")
         if not layers and {"parameters", "flops"} <= fields.keys():
             totals = {name: fields[name] for name in ("parameters", "flops")}
@@ -124,7 +124,7 @@ class Workload(FromFile, Payload):
         return sum(layer.flops for layer in self.layers)
 
     def in_place_of(self, nbytes: int, flops: float) -> tuple[float, float]:
-        """Bytes and FLOPs of this workload for each byte and FLOP of a small model.
+        """Return bytes and FLOPs of this workload for each byte and FLOP of a small model.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ def _known(name: str) -> Workload:
 
 
 def workload(which: str) -> Workload:
-    """A workload by its name, or from a JSON or TOML file with the fields of :class:`Workload`.
+    """Return a workload by its name, or from a JSON or TOML file with the fields of :class:`Workload`.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def is_path(which: str) -> bool:
 
 
 def fields_of(path: str, field: str) -> dict[str, Any]:
-    """Read the mapping a file holds; a `name` it lacks is the file's own.
+    """Read the mapping in a file; a missing `name` becomes the file's own.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Ranks of a simulation: the same calls as on MPI, on a virtual clock.
+"""Ranks of a simulation, with the same calls as on MPI, on a virtual clock.
 
 One process holds all ranks. :mod:`dlpar.worlds.simulated.network` decides when messages arrive.  A
 computation takes as long as its cost on the platform's devices; nothing else takes time.  Where ranks really
@@ -25,7 +25,7 @@ from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
 class SimulatedWorld(LogicalWorld):
-    """The surroundings of one simulated rank, kept by a simulator: its clock, and whether ranks compute."""
+    """Environment of one simulated rank: its clock in the simulator, and whether ranks compute."""
 
     clock = "virtual"
 
@@ -57,7 +57,7 @@ class SimulatedComm(LogicalComm):
     Parameters
     ----------
     world : SimulatedWorld
-        Surroundings of the rank.
+        Environment of the rank.
     group : Group
         The ranks that count together.
     rank : int
@@ -99,7 +99,7 @@ class SimulatedComm(LogicalComm):
         return Sending(self, self._post(tensor, dest, tag), dest)
 
     def recv(self, into: Any, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Do what ``irecv(into, source, tag).wait()`` does in one go, unless other receives are posted."""
+        """Do ``irecv(into, source, tag).wait()`` in one step, unless other receives are posted."""
         box, activity = self.box, self.activity
         if box.posted or (source == ANY and not box.in_order):
             return self.irecv(into, source, tag).wait()
@@ -144,7 +144,7 @@ class SimulatedComm(LogicalComm):
         return arrival
 
     def _post(self, tensor: Any, dest: int, tag: int) -> Message:
-        """Give a message to the network, which carries it whatever its receiver does."""
+        """Pass a message to the network, which carries it independently of its receiver."""
         if not 0 <= dest < self.size:
             check_peer(self, dest, "dest")
         nbytes, box = tensor.nbytes, self.boxes[dest]
@@ -220,7 +220,7 @@ class SimulatedComm(LogicalComm):
         return result
 
     def _slowed(self, seconds: float) -> None:
-        """Compute for so long; communication beside the computation may slow it down."""
+        """Compute for this time, which simultaneous communication may stretch."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:
             busy = side.busy() if side else 0.0
@@ -253,7 +253,7 @@ class SimulatedComm(LogicalComm):
         return self.within(self.group.together(self, (color, key), self.group.parts)[color])
 
     def within(self, group: Group) -> SimulatedComm:
-        """This rank in a group of some of its ranks."""
+        """Return this rank in a group of some of its ranks."""
         rank = group.members.index(self.group.members[self.rank])
         return type(self)(self.world, group, rank, self.activity)
 
@@ -268,7 +268,7 @@ class SimulatedComm(LogicalComm):
 
 
 class Group:
-    """Ranks that count from 0 among themselves, and hear nobody else.
+    """A group of ranks, numbered from 0, that exchange messages only among themselves.
 
     Parameters
     ----------
@@ -287,11 +287,11 @@ class Group:
 
     @cached_property
     def beside(self) -> Group:
-        """The same ranks once more, for messages beside the computation, which never meet the others."""
+        """Return a group of the same ranks for messages during computation, which never match the others."""
         return Group(self.members)
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
-        """Wait for all; every rank gets ``result(things)``, computed once, of the things in the order of ranks."""
+        """Wait for all ranks, and return ``result(things)``, computed once from all ranks' objects, to every rank."""
         meeting, activity = self._meeting, comm.activity
         meeting.things[comm.rank] = thing
         meeting.present.append(activity)
@@ -308,7 +308,7 @@ class Group:
         return meeting.result
 
     def parts(self, asked: list[tuple[int, int]]) -> dict[int, Group]:
-        """The groups of ranks that asked for (color, key): MPI_Comm_split."""
+        """Return the groups of ranks by their (color, key): MPI_Comm_split."""
         members: dict[int, list[int]] = {}
         for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
             members.setdefault(color, []).append(self.members[rank])
@@ -382,12 +382,12 @@ class Side:
         return started
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """End the activity after its queue."""
         self.open = False
         self._rouse()
 
     def busy(self) -> float:
-        """Seconds it has communicated so far."""
+        """Return the seconds of communication so far."""
         return self._busy if self._since is None else self._busy + self.computing.clock - self._since
 
     def _rouse(self) -> None:
@@ -475,7 +475,7 @@ def store_head(message: Message, into: Ghost) -> None:
 
 
 class VirtualTraffic(Traffic):
-    """Counts of one rank in all its groups; taken where messages are sent and received, which is quicker."""
+    """Counts of one rank in all its groups, taken in send and receive for speed."""
 
     def __init__(self) -> None:
         self._hidden = False

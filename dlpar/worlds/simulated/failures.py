@@ -1,4 +1,4 @@
-"""Training that dies and goes on, by events instead of messages: any number of ranks costs the same.
+"""Training with failures, simulated by events instead of messages, at equal cost for any number of ranks.
 
 A step takes the seconds that it is given.  Failures follow the rules of runs with messages:
 
@@ -24,14 +24,14 @@ LOST = ("snapshot", "detecting", "restarting", "done again")
 """Kinds of time that train nothing."""
 
 NEVER = 1e300
-"""A time, or a number, that no run reaches."""
+"""A time or number that no run reaches."""
 
 Interval = int | Callable[[float, list[float]], int]
 """Steps between snapshots, 0 for none; or a policy, which gives them from the time and the times of deaths so far."""
 
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
-    """Yield times of failures without end; the seconds between them are exponential with this mean."""
+    """Yield endless times of failures, with exponential seconds between them of this mean."""
     draw, at = generator(seed, "failures"), 0.0
     while True:
         at += draw.exponential(mtbf)
@@ -39,13 +39,13 @@ def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
 
 
 def at_intervals(seconds: float) -> Iterator[float]:
-    """Yield times of failures without end, at equal intervals."""
+    """Yield endless times of failures at equal intervals."""
     return (n * seconds for n in count(1))
 
 
 @dataclass
 class Survived:
-    """What a run did until it ended.
+    """Result of a run: its steps, deaths and times.
 
     Attributes
     ----------
@@ -67,12 +67,12 @@ class Survived:
 
     @property
     def goodput(self) -> float:
-        """Share of the time of all ranks that was spent on steps that count."""
+        """Return the share of all ranks' time spent on steps that count."""
         return sum(self.seconds[kind] for kind in USEFUL) / self.wall
 
     @property
     def committed(self) -> float:
-        """Share of the steps begun that count."""
+        """Return the share of begun steps that count."""
         return self.steps / (self.steps + self.again)
 
 
@@ -123,7 +123,7 @@ class FailingJob:
 
     @property
     def step(self) -> float:
-        """Seconds of a step of all replicas."""
+        """Return the seconds of a step of all replicas."""
         return self.computing + self.communicating + self.waiting
 
     def run(
@@ -186,11 +186,11 @@ class _Life:
         (self._kept if kind in USEFUL else self.out.seconds)[kind] += seconds
 
     def _missing(self) -> int:
-        """Replicas without a spare in their place."""
+        """Return the number of missing replicas without a spare."""
         return max(0, len(self._back) - self.job.spares)
 
     def _parts(self) -> Counter[str]:
-        """Seconds of a step by kind, for a mean replica: what is missing restarts."""
+        """Return the seconds of a step by kind for a mean replica, where missing replicas restart."""
         job, share = self.job, 1 - self._missing() / self.job.replicas
         longer = 1 / share if job.scaling == "strong" else 1.0
         whole = dict(zip(USEFUL, (job.computing * longer, job.communicating, job.waiting)))
@@ -214,7 +214,7 @@ class _Life:
         self._plan()
 
     def _keep(self) -> None:
-        """Let what was trained count for ever."""
+        """Count the trained steps permanently."""
         self.out.seconds.update(self._kept)
         self._kept.clear()
         self._saved = self.out.steps
@@ -257,7 +257,7 @@ class _Life:
         self._plan()
 
     def _lose(self, seconds: float, kind: str) -> None:
-        """Lose what was trained since the last snapshot, after some more seconds of a kind."""
+        """Lose the steps since the last snapshot, after some more seconds of a kind."""
         self._spend(kind, seconds)
         self.out.seconds["done again"] += self._kept.total()
         self._kept.clear()
@@ -266,7 +266,7 @@ class _Life:
 
 
 def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = math.inf) -> float:
-    """Seconds of a snapshot, which all ranks write at once: until the store, or a rank's port, has taken it all.
+    """Return the seconds of a snapshot that all ranks write at once, limited by the store or a rank's port.
 
     Parameters
     ----------

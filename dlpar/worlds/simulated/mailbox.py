@@ -11,7 +11,7 @@ from dlpar.worlds.simulated.simulator import Simulator
 
 
 class Message:
-    """One message from the moment it was sent: its sender fills it in, its receiver reads it as an :class:`Arrival`.
+    """A message since its send, filled in by its sender and read by its receiver as an :class:`Arrival`.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Message:
     due = None  # which an activity, the other kind of event, never has
 
     def arrive(self, time: float) -> None:
-        """Grant the receiver's port to the message: its head is there."""
+        """Grant the receiver's port to the message, whose head has arrived."""
         port = self.port
         port.pending -= 1
         if self.sender is not None and self.left < time:
@@ -75,7 +75,7 @@ class Receive:
         )
 
     def test(self) -> bool:
-        """Return whether the message is there by now."""
+        """Return whether the message is complete."""
         return self.arrival is not None or (
             self.message is not None and self.message.done <= self.box.owner.clock
         )
@@ -136,7 +136,7 @@ class Mailbox:
         return _in_words(self.source, self.tag)
 
     def post(self, into: Any, source: int, tag: int) -> Receive:
-        """Post a receive, matched with the messages there: of several the one that is complete first."""
+        """Post a receive, and match it with the waiting message that is complete first."""
         receive = Receive(self, into, source, tag)
         inbox = self.inbox
         if inbox:
@@ -154,7 +154,7 @@ class Mailbox:
         return receive
 
     def deliver(self, message: Message) -> None:
-        """Match a message that has its receive port: it will be complete at ``message.done``."""
+        """Match a message that has its receive port, and will be complete at ``message.done``."""
         if self.blocked:  # it takes the first that fits, and has posted nothing else
             source, tag = self.source, self.tag
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
@@ -215,7 +215,7 @@ class Mailbox:
             self.simulator.wake(self.owner, message.done)
 
     def release(self, message: Message, met: float) -> None:
-        """Let a sender that waited go on once the message has left."""
+        """Let a waiting sender continue once the message has left."""
         self.simulator.wake(message.sender, max(message.left, met, message.sender.clock))
         message.sender = None
 

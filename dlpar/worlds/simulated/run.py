@@ -1,4 +1,4 @@
-"""Building a simulated world and running a program on its ranks, in this process."""
+"""Build a simulated world, and run a program on its ranks in this process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_program(
     on_hang: Callable[[str], None] = lambda story: print(story, file=sys.stderr, flush=True),
     on_move: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """Run ``program(comm)`` on every rank, and give each result.
+    """Run ``program(comm)`` on every rank, and return each result.
 
     If one rank keeps all others waiting for `patience` seconds of the wall clock, another thread calls
     ``on_hang(story)`` once, because nothing in Python can interrupt the rank.  While ranks go on, it calls

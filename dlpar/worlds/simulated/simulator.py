@@ -1,7 +1,7 @@
 """Ranks on a virtual clock: one runs at a time, always the one with the earliest next moment.
 
-A discrete-event simulation of blocking programs.  Equal programs and seeds give equal
-runs, to the last bit: events of one moment happen in the order in which they were planned.
+This is a discrete-event simulation of blocking programs.  Equal programs and seeds give equal runs, to the
+last bit, because events of one moment happen in the order of planning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Deadlock(RuntimeError):
 
 
 class Activity:
-    """A thread of control on the virtual clock: a rank, or its communication beside its computation.
+    """A thread of control on the virtual clock: a rank, or its communication during computation.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Simulator:
     # ---- for its starter ---------------------------------------------------------
 
     def add(self, activity: Activity, program: Callable[[], Any]) -> None:
-        """Have `program()` begin at the activity's clock."""
+        """Start `program()` at the activity's clock."""
 
         def run() -> None:
             try:
@@ -144,7 +144,7 @@ class Simulator:
     # ---- for activities ------------------------------------------------------------------
 
     def wake(self, activity: Activity, time: float) -> None:
-        """Let an activity go on at `time`, unless something wakes it sooner."""
+        """Let an activity continue at `time`, unless something wakes it sooner."""
         if time < activity.due:
             activity.due = time
             self.plan(time, activity)
@@ -159,7 +159,7 @@ class Simulator:
             heappush(self.moments, time)
 
     def advance(self, activity: Activity, time: float) -> None:
-        """Let an activity's clock run on until `time`, after all earlier events."""
+        """Advance an activity's clock to `time`, after all earlier events."""
         if activity is not self.last or (self.moments and self.moments[0] <= time):
             activity.due, events = time, self.events
             if time in events:  # plan(time, activity), a call less
@@ -172,7 +172,7 @@ class Simulator:
             activity.clock = time
 
     def next(self) -> Task:
-        """Make events happen until one is an activity's turn: give the task to switch to, or finally the main task.
+        """Process events until an activity's turn, and return its task, or finally the main task.
 
         An activity that waits for another calls ``simulator.next().switch()``, which returns when it goes on.
         """
@@ -197,7 +197,7 @@ class Simulator:
 
 
 MOST = 8
-"""Activities that a story tells of one by one, and ranks that have ended."""
+"""Maximal numbers of waiting activities, and of ended ranks, listed in a story."""
 
 
 def story(
@@ -227,7 +227,7 @@ CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.animation", "threading", 
 
 
 def place(frame: FrameType | None) -> str:
-    """File and line of the innermost frame outside the carriers of messages; for dlpar's own, its caller's too."""
+    """Return file and line of the innermost frame outside message carriers, with the caller for dlpar's own."""
     while frame is not None and (frame.f_globals.get("__name__") or "").startswith(CARRIERS):
         frame = frame.f_back
     caller = frame
@@ -271,11 +271,11 @@ class GreenletTask(greenlet):
         self.switch()
 
     def frame(self) -> FrameType | None:
-        """The frame it stands in."""
+        """Return the task's present frame."""
         return self.gr_frame
 
     def abandon(self) -> None:
-        """Unwind it where it stands."""
+        """Unwind the task at its present position."""
         self.throw(Abandoned)
 
 
@@ -320,7 +320,7 @@ class ThreadTask:
             raise Abandoned
 
     def switch(self) -> None:
-        """Hand the baton over, and return when it comes back."""
+        """Pass the baton, and return when it comes back."""
         here, self.main.running = self.main.running, self
         self.baton.release()
         here._rest()
