@@ -1,4 +1,5 @@
-"""Cores and memory that control groups and the machine grant this process.  At rest the standard library only."""
+"""Cores and memory that control groups and the machine grant this process.  On import it loads the standard
+library only."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from typing import NamedTuple
 from dlpar.config.paths import open_plain
 
 UNLIMITED = 1 << 60
-"""A memory limit of control groups version 1 above this means none."""
+"""Memory limits of control groups version 1 above this value mean no limit."""
 
 
 def usable_cores() -> int:
-    """Return the processor cores on which this process may be placed."""
+    """Return the processor cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores() -> int:
-    """Return the whole cores' worth of time this process may use, at least 1: of a container's 1.5 CPUs, 1."""
+    """Return the whole cores this process may use, at least 1: for a container's 1.5 CPUs, 1."""
     return max(1, int(min(usable_cores(), ControlGroups().quota() or usable_cores())))
 
 
@@ -30,9 +31,9 @@ class AvailableMemory(NamedTuple):
     Attributes
     ----------
     total, free : int
-        All memory, and the rest of it; of its control group, if that has less.
+        All memory and free memory, of the system or of a smaller control group.
     limited : bool
-        Whether both are the control group's.
+        Whether both numbers are the control group's.
     """
 
     total: int
@@ -41,7 +42,7 @@ class AvailableMemory(NamedTuple):
 
 
 def memory() -> AvailableMemory:
-    """Return the memory of the system, or of the control group if that is less."""
+    """Return the memory of the system, or of the control group if it is less."""
     import psutil
 
     system, limit = psutil.virtual_memory(), ControlGroups().memory()
@@ -51,7 +52,7 @@ def memory() -> AvailableMemory:
 
 
 class ControlGroups:
-    """Limits of this process's control group and of those around it, version 1 or 2."""
+    """Limits of this process's control group and its ancestors, version 1 or 2."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
@@ -60,7 +61,7 @@ class ControlGroups:
         self._paths = {name: path for _, names, path in lines for name in names.split(",")}
 
     def folders(self, controller: str) -> list[Path]:
-        """Return this process's folder for a controller, then those around it, up to the mount."""
+        """Return this process's folder for a controller, then its ancestors up to the mount."""
         found = []
         for line in text_of(self.root / "proc/self/mountinfo").splitlines():
             before, _, after = line.partition(" - ")
@@ -76,7 +77,7 @@ class ControlGroups:
         return found
 
     def quota(self) -> float | None:
-        """Return the processors' worth of time; None if unlimited."""
+        """Return the limit on processor time, in processors; None if unlimited."""
         limits = []
         for folder in self.folders("cpu"):
             version_1 = [text_of(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]

@@ -1,8 +1,8 @@
-"""Refuse a job that cannot fit into the memory left, before it starts, so that nothing is killed half-way.
+"""Check before its start whether a job fits into the free memory, so that no rank is killed later.
 
-The check counts the least that a job needs.  This is a rank's own memory (measured), and the weights between
-hidden layers with their gradients and optimizer state.  Input and output layers, activations and data come on
-top.  So a job that fits is never refused, and one that just does not fit may still start.
+The check counts the minimum that a job needs.  This is a rank's own memory (measured), and the weights
+between hidden layers with their gradients and optimizer state.  Input and output layers, activations and data
+come in addition.  So a job that fits is never refused, but a job that barely does not fit may still start.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dlpar.jobs.control_groups import memory
 from dlpar.jobs.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
-"""Least bytes of a rank without its model: 19 MB of its own, forked from a warm server, and 5 MB of mpiexec."""
+"""Minimal bytes of a rank without its model: 19 MB of its own, forked from a warm server, and 5 MB of mpiexec."""
 
 OF_A_SIMULATION = 30e6
-"""Least bytes of the one process of a simulation, without its ranks' models; measured: 40 MB."""
+"""Minimal bytes of a simulation's single process, without its ranks' models; measured: 40 MB."""
 
 
 def check_memory(experiment: Experiment, left: int | None = None) -> None:
@@ -31,12 +31,12 @@ def check_memory(experiment: Experiment, left: int | None = None) -> None:
     experiment : Experiment
         The job.
     left : int, optional
-        Bytes that are left; default: as :func:`dlpar.jobs.control_groups.memory` finds.
+        Free bytes; default: from :func:`dlpar.jobs.control_groups.memory`.
 
     Raises
     ------
     BadExperiment
-        If it needs more; the sentence says how many workers would fit.
+        If the job needs more; the sentence gives the number of workers that would fit.
     """
     left = memory().free if left is None else left
     workers, cluster = experiment.workers, experiment.cluster
@@ -51,7 +51,7 @@ def check_memory(experiment: Experiment, left: int | None = None) -> None:
 
 
 def _is_allowed(e: Experiment, workers: int) -> bool:
-    """Return whether the same can run on so many workers; a split may need a multiple of a number."""
+    """Return whether the experiment can run on this many workers; a split may need a multiple of a number."""
     try:
         e.replace(workers=workers)
     except BadExperiment:
@@ -60,7 +60,7 @@ def _is_allowed(e: Experiment, workers: int) -> bool:
 
 
 def _need(e: Experiment, workers: int) -> float:
-    """Return the least bytes the experiment takes with so many workers, without servers' shares of the model."""
+    """Return the experiment's minimal bytes with this many workers, without servers' shares of the model."""
     if e.cluster.messages == "sizes":
         return OF_A_SIMULATION
     sizes = bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
@@ -78,7 +78,7 @@ def _need(e: Experiment, workers: int) -> float:
 
 
 def hidden_weights(e: Experiment) -> int:
-    """Return the weights between hidden layers, which a model has at least, whatever data it reads."""
+    """Return the number of weights between hidden layers: a model's minimum for any data."""
     width, depth = e.model.width, e.model.depth
     return {
         "mlp": (depth - 1) * width**2,
@@ -92,14 +92,14 @@ def _in_words(nbytes: float) -> str:
 
 
 STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
-"""Numbers an update rule keeps for each parameter."""
+"""Numbers that an update rule keeps for each parameter."""
 
 LEAST_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""Lowest stage of ZeRO that shares out each of them."""
+"""Lowest stage of ZeRO that shards each kind of state."""
 
 
 class ModelState(NamedTuple):
-    """Bytes one rank holds from step to step."""
+    """Bytes that one rank holds between steps."""
 
     weights: float
     gradients: float
@@ -107,14 +107,14 @@ class ModelState(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Sum of the three."""
+        """Sum of all three."""
         return sum(self)
 
 
 def model_state(
     parameters: float, ranks: int = 1, zero: int = 0, bytes_each: Sequence[float] = (2, 2, 12)
 ) -> ModelState:
-    """Count the bytes one of N data-parallel ranks holds of a model of n parameters.
+    """Count the bytes that one of N data-parallel ranks holds for a model of n parameters.
 
     =====  ==========================  =============================================
     stage  shared out among N ranks    bytes of a rank, of w, g and k a parameter

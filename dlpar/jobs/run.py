@@ -36,11 +36,11 @@ STEP_COLUMNS = [
 
 
 class NoSuchRun(LookupError):
-    """No run has that name, or the folder holds none."""
+    """No run has this name, or the folder holds no run."""
 
 
 class Run:
-    """One run, read from its folder.
+    """A run, read from its folder.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Run:
     @property
     def status(self) -> str:
         """``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped``, or ``lost`` without a word."""
-        live = self.live  # looked at before the end, which is written while the run is live
+        live = self.live  # read before the end, which is written while the run is live
         if end := self._end():
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):
@@ -79,7 +79,7 @@ class Run:
         said = list(lines_of(self.path / "job.jsonl"))
         if live:
             return "queued" if said and said[-1]["k"] == "queued" else "starting"
-        # Ranks that were started by hand, without a guardian, may all have come to their end.
+        # Ranks started by hand, without a guardian, may all have ended.
         return "done" if not said and len(list(self._of_kind("end"))) == self.experiment.ranks else "lost"
 
     @property
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Tell whether a job still holds this folder's lock."""
+        """Whether a job still holds this folder's lock."""
         return is_locked(self.path)
 
     @property
@@ -110,12 +110,12 @@ class Run:
 
     @property
     def errors(self) -> dict[int, Record]:
-        """The exception of each rank that raised one: ``type``, ``message``, ``traceback``."""
+        """Exceptions by rank: ``type``, ``message``, ``traceback``."""
         return dict(errors_in(self.path))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Summary of the run, or of a live run so far, as ``dlpar run --json`` prints it."""
+        """Summary of the run so far, as ``dlpar run --json`` prints it."""
         with suppress(OSError, ValueError, RecursionError):  # it has none yet, or not all of it
             kept = json.loads(read_plain(self.path / "summary.json"))
             if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def snapshots(self) -> list[int]:
-        """Global steps after which there is a snapshot, the newest first."""
+        """Global steps with a snapshot, the newest first."""
         return snapshots_in(self.path)
 
     def records(self) -> list[tuple[str, Record]]:
@@ -134,7 +134,7 @@ class Run:
         return Tail(self.path).read_all()
 
     def global_steps(self) -> list[GlobalStep]:
-        """Combine the steps of all workers into global steps; those that were lost and done again are left out."""
+        """Combine the steps of all workers into global steps, without lost steps that were done again."""
         return kept(self.global_steps_of_all())
 
     def global_steps_of_all(self) -> list[GlobalStep]:
@@ -169,7 +169,7 @@ class Run:
 
         Columns: ``step``; ``samples`` and ``bytes`` so far; ``seconds``, when its last worker ended it; ``loss``,
         the mean over its global batch; ``samples_per_s`` of that step.  Steps that some worker never finished
-        are left out.
+        are omitted.
         """
         curve = _frame(self.global_steps(), GlobalStep._fields)
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
@@ -195,18 +195,18 @@ class Run:
 
     @property
     def consensus(self) -> pd.DataFrame:
-        """Consensus distance after each global step, live or finished; no rows where replicas wrote no sketches.
+        """Consensus distance after each global step, live or finished; no rows without sketches.
 
         Columns: ``step``; ``seconds``, when its last worker ended it; ``distance``, the root of the mean over
-        workers of ‖x_i - mean‖², at the weights from which the step began.  Where workers run free, a row is
-        written every N worker-steps, from the latest weights of each worker.  Distances are estimated from
-        sketches (:mod:`dlpar.sync.sketch`): about 10 % off, by the same factor all through a run.
+        workers of ‖x_i - mean‖², at the weights from which the step began.  If workers run free, every N
+        worker-steps give a row, from the latest weights of each worker.  Distances are estimated from
+        sketches (:mod:`dlpar.sync.sketch`): they differ by about 10 %, with the same factor throughout a run.
         """
         rows = [(done.step, done.seconds, (apart**2).mean() ** 0.5) for done, apart in self.from_the_mean()]
         return _frame(rows, ["step", "seconds", "distance"])
 
     def from_the_mean(self) -> list[tuple[GlobalStep, np.ndarray]]:
-        """Return each global step with the distance of each replica's weights from the mean of all, by rank."""
+        """Return each global step with each replica's distance from the mean weights, by rank."""
         import numpy as np
 
         found = []
@@ -238,7 +238,7 @@ class Run:
         return _frame([{"source": f"rank-{rank}", **record} for rank, record in self._of_kind("event")])
 
     def to_csv(self, folder: str | os.PathLike) -> list[Path]:
-        """Write each table as ``<table>.csv`` into `folder` (made if missing); empty tables are left out.
+        """Write each non-empty table as ``<table>.csv`` into `folder` (made if missing).
 
         Returns
         -------
@@ -273,7 +273,7 @@ class Run:
         shutil.rmtree(self.path)
 
     def _of_kind(self, *kinds: str) -> Iterator[tuple[int, Record]]:
-        """Go through the records of some kinds as ``(rank, record)``."""
+        """Yield the records of some kinds as ``(rank, record)``."""
         parts = iter(Tail(self.path).read, [])  # a part at a time: records fill the memory
         return ((rank_of(s), r) for part in parts for s, r in part if r["k"] in kinds and s != "job")
 
@@ -288,7 +288,7 @@ def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFram
 
 
 SNAPSHOTS, MANIFEST = "snapshots", "COMMITTED.json"
-"""Folder of a run's snapshots, and the file that makes a set of shards one of them."""
+"""Names of a run's snapshot folder, and of the manifest that completes a snapshot."""
 
 
 def snapshots_in(folder: Path) -> list[int]:

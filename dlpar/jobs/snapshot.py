@@ -1,10 +1,10 @@
-"""Snapshots: the state of every rank, written beside training, from which a run is resumed.
+"""Snapshots: the state of every rank, written during training, from which a run is resumed.
 
-A rank's state is a set of named tensors and numbers with a version.  An object says which of its
-attributes belong to it: ``kept = ("weights", "optimizer")``; other objects among them do the same.
+A rank's state is a set of named tensors and numbers with a version.  An object lists its attributes that
+belong to the state: ``kept = ("weights", "optimizer")``.  Nested objects do the same.
 Each rank writes its own shard, in the safetensors format, which holds no code: under a temporary
 name, synced to the disk, then renamed.  The rank whose shard is the last of a set writes the set's
-manifest; a set without a manifest is none.
+manifest; a set without a manifest is not a snapshot.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
 ATTEMPT = "attempt.json"
-"""Name of the file with the present attempt of a run that was resumed."""
+"""Name of the file with the present attempt of a resumed run."""
 
 Tree = Any
-"""State as JSON: numbers, text and None as they are; ``{"tensor": name}``, ``{"list": […]}``, ``{"dict": [[key, …]]}``
+"""State as JSON: numbers, text and None unchanged; ``{"tensor": name}``, ``{"list": […]}``, ``{"dict": [[key,
+…]]}``
 and ``{"object": {attribute: …}}``."""
 
 
@@ -49,7 +50,7 @@ and ``{"object": {attribute: …}}``."""
 
 
 def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
-    """Return the state of a thing as a tree, and put copies of its tensors into `tensors`, on the host."""
+    """Return an object's state as a tree, and put copies of its tensors into `tensors`, on the host."""
     if thing is None or isinstance(thing, (bool, int, float, str)):
         return thing
     if isinstance(thing, torch.Tensor):
@@ -65,7 +66,7 @@ def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
 
 
 def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return a thing with the state of a tree: tensors of the same shape and objects in place, others new."""
+    """Restore an object from a tree, in place for objects and for tensors of equal shape, and return it."""
     if not isinstance(tree, dict):
         return tree
     (kind, held), *_ = tree.items()
@@ -94,7 +95,7 @@ def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _same(after: Any, before: Any) -> bool:
-    """Return whether two collections hold the very same things."""
+    """Return whether two collections hold identical objects."""
     try:
         return len(after) == len(before) and all(a is b for a, b in zip(after, before))
     except TypeError:
@@ -107,7 +108,7 @@ class State:
     Parameters
     ----------
     tree : dict
-        For each of the rank's parts its tree.
+        The tree of each of the rank's parts.
     tensors : dict of str to Tensor
         Its tensors.
     own, done : int
@@ -124,12 +125,12 @@ class State:
         return cls({name: taken(thing, name, tensors) for name, thing in parts.items()}, tensors, own, done)
 
     def restore(self, name: str, thing: Any) -> None:
-        """Give an object the state it had, if it was among the parts."""
+        """Restore an object's state, if it was among the parts."""
         if name in self.tree:
             put(self.tree[name], thing, self.tensors)
 
     def common(self) -> State:
-        """Return what equal replicas have in common: weights and the scheme's state."""
+        """Return the common state of equal replicas: weights and the scheme's state."""
         tree = {name: self.tree[name] for name in ("part", "sync")}
         tensors = {name: t for name, t in self.tensors.items() if name.split(".")[0] in tree}
         return State(tree, tensors, self.own, self.done)
@@ -140,14 +141,14 @@ class State:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def write(self, path: Path) -> None:
-        """Write a shard that is there whole or not at all."""
+        """Write a shard atomically."""
         meta = {"tree": json.dumps(self.tree), "own": str(self.own), "done": str(self.done)}
         body = save(self.tensors, meta | {"crc": str(self._crc())})
         whole(path, body)
 
     @classmethod
     def read(cls, path: Path) -> State:
-        """Read a shard; raises `ValueError` where it is torn or changed."""
+        """Read a shard; raises `ValueError` if it is torn or changed."""
         try:
             with safe_open(path, "pt") as file:
                 meta = file.metadata()
@@ -187,7 +188,7 @@ def shard(folder: Path, step: int, rank: int) -> Path:
 
 
 def newest(folder: Path, experiment: Experiment) -> Attempt:
-    """Return the next attempt at a run: from its newest snapshot that is whole and fits the experiment.
+    """Return the next attempt at a run, from its newest complete snapshot that fits the experiment.
 
     Raises
     ------
@@ -205,7 +206,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
 
 
 def check(folder: Path, step: int, experiment: Experiment) -> int:
-    """Return the number of workers whose state a snapshot holds; `ValueError` if it is torn, or fits another run."""
+    """Return the number of workers in a snapshot; `ValueError` if it is torn, or fits another run."""
     try:
         manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
         of, workers, members = manifest["of"], int(manifest["workers"]), int(manifest["members"])
@@ -224,7 +225,7 @@ def check(folder: Path, step: int, experiment: Experiment) -> int:
 
 
 def identity(experiment: Experiment) -> str:
-    """Describe what a snapshot fits, in words, on any number of workers."""
+    """Describe in words the runs that a snapshot fits, on any number of workers."""
     e = experiment
     return (
         f"{e.model} on {e.data} by {e.sync}, split {e.split}, {e.members - e.workers} servers, seed {e.seed}"
@@ -232,14 +233,14 @@ def identity(experiment: Experiment) -> str:
 
 
 class Attempt(NamedTuple):
-    """One of the jobs that together make a run.
+    """An attempt: one of the jobs that together make a run.
 
     Attributes
     ----------
     number : int
-        0 for the first; a run that was resumed once has attempt 1.
+        0 for the first attempt; a run that was resumed once has attempt 1.
     step : int
-        Global steps done before it.
+        Global steps done before this attempt.
     began : float
         Seconds of the run that passed before its ranks were ready.
     held, workers : int
@@ -254,7 +255,7 @@ class Attempt(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Attempt:
-        """Read which attempt the job in a folder is."""
+        """Read the attempt of the job in a folder."""
         with suppress(FileNotFoundError):
             return cls(*json.loads((folder / ATTEMPT).read_bytes()))
         return cls()
@@ -265,10 +266,10 @@ class Attempt(NamedTuple):
         return experiment if is_same else resized(experiment, self.workers)
 
     def state(self, folder: Path, experiment: Experiment, rank: int) -> State | None:
-        """Return what a rank begins with; None in a first attempt.
+        """Return the initial state of a rank; None in a first attempt.
 
-        On another number of workers flat ranges of ZeRO are cut anew; servers keep theirs; other workers take the
-        state of one replica, which all have, or in gossip one each.
+        On another number of workers, flat ranges of ZeRO are cut again, and servers keep their state.  Other
+        workers take the common state of one replica, or in gossip the state of one replica each.
         """
         if not self.number:
             return None
@@ -283,7 +284,7 @@ class Attempt(NamedTuple):
 
 
 def recut(states: list[State], workers: int, rank: int) -> State:
-    """Return a rank's state of ZeRO on another number of workers, from the states of all before.
+    """Return a rank's ZeRO state on another number of workers, from all previous states.
 
     Rank r of N holds chunk (r + 1) mod N of each group of parameters, whose lengths the state of stage 3 lists; in
     stage 1 a tensor of the optimizer is of one bucket.
@@ -307,7 +308,7 @@ def recut(states: list[State], workers: int, rank: int) -> State:
 
 
 def begin(folder: Path, attempt: Attempt) -> None:
-    """Put the records of earlier attempts aside, and note where the next one begins."""
+    """Set the records of earlier attempts aside, and store the next attempt's start."""
     attempts = attempts_in(folder)
     ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
     began = max(ends, default=Attempt.of(folder).began)
@@ -322,7 +323,7 @@ def begin(folder: Path, attempt: Attempt) -> None:
 
 
 _writer = ThreadPoolExecutor(1, "dlpar-snapshot")
-"""Writes shards beside training: one at a time in this process, whatever ranks it holds."""
+"""Writes shards during training, one at a time in this process, for all its ranks."""
 
 
 def written() -> None:
@@ -338,9 +339,9 @@ class Death:
     experiment : Experiment
         Its ``deaths``, seed and steps.
     rank : int
-        The rank; servers die on request by ``die`` alone.
+        The rank; servers die on request by ``die`` only.
     attempt : int
-        A rank of ``die`` dies in the first attempt; times of ``mtbf`` are drawn anew for each.
+        A rank of ``die`` dies in the first attempt.  Times of ``mtbf`` are drawn for each attempt.
     """
 
     def __init__(self, experiment: Experiment, rank: int, attempt: int) -> None:
@@ -353,7 +354,7 @@ class Death:
             self.time = float(draw.exponential(deaths.mtbf * experiment.workers))
 
     def after(self, done: int, record: Recorder) -> None:
-        """Die if it is time after `done` global steps: by SIGKILL, or where all ranks share a process by an error."""
+        """Die if a death is due after `done` global steps: by SIGKILL, or by an error if ranks share a process."""
         if done < self.step and (self.time == math.inf or record.comm.now() < self.time):
             return
         if record.comm.world.clock == "virtual":
@@ -367,24 +368,24 @@ class Died(RuntimeError):
 
 
 class Keeper(comm.Keeper):
-    """Keep the state of one rank: restore it as a run is resumed, and write it every few steps.
+    """Keeps the state of one rank: restores it in a resumed run, and writes it every few steps.
 
     Parameters
     ----------
     folder : Path
         The run folder.
     experiment : Experiment
-        Says how often, and how many snapshots stay.
+        Defines the interval, and the number of snapshots kept.
     record : Recorder
-        Where a snapshot is written down: a span for the copy a step waits for, an event for the rest.
+        Records each snapshot: a span for the copy that a step waits for, an event for the rest.
     rank : int
         Of all ranks of the job.
     attempt : Attempt
-        Which attempt it is, and where that begins.
+        The attempt, with its start.
     death : Death
         When this rank dies on request.
     state : State, optional
-        What it goes on from; default: the attempt's snapshot.
+        State to resume from; default: the attempt's snapshot.
     """
 
     def __init__(
@@ -408,16 +409,16 @@ class Keeper(comm.Keeper):
         self._writing: Future | None = None
 
     def hold(self, **parts: Any) -> None:
-        """Count objects among this rank's state; where the run is resumed they get the state they had."""
+        """Add objects to this rank's state; in a resumed run, restore their state."""
         self.parts |= parts
         if self.state:
             for name, thing in parts.items():
                 self.state.restore(name, thing)
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
-        """Die, or take a snapshot, if one is due after `done` global steps, of which this rank did `own`.
+        """Die or take a snapshot, if due after `done` global steps, `own` of them by this rank.
 
-        That of the last step is taken `at_end`, when the scheme has given all ranks the final weights.
+        The last step's snapshot is taken `at_end`, when all ranks have the final weights.
         """
         self.own, self.done = own, done
         self.dies.after(done, self.record)
@@ -433,22 +434,22 @@ class Keeper(comm.Keeper):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all parts are there, so that this rank can go on, or let others, from its state."""
+        """Return whether all parts are there, so that this rank or others can continue from its state."""
         return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
 
     def standing(self) -> tuple[int, int]:
-        """Return this rank's own and the global steps that its weights have, counting one it had no time to record."""
+        """Return the own and global steps in this rank's weights, including an unrecorded one."""
         if sync := self.parts.get("sync"):
             return self.own + sync.begun, self.done + sync.begun
         done = min(server.done for server in self.parts.values())
         return done, done
 
     def present(self, own: int, done: int) -> State:
-        """Return the state as it is now."""
+        """Return the present state."""
         return State.of(self.parts, own, done)
 
     def go_back(self, done: int) -> None:
-        """Have servers undo what they did after `done` global steps."""
+        """Make servers undo updates after `done` global steps."""
         for part in self.parts.values():
             part.go_back(done)
 
@@ -457,7 +458,7 @@ class Keeper(comm.Keeper):
         self._ended()
 
     def _ended(self) -> None:
-        """Wait for the snapshot under way, and record it; one that fails is no reason to stop training."""
+        """Wait for the snapshot under way, and record it; a failed snapshot does not stop training."""
         if self._writing is not None:
             done, self._writing = self._writing, None
             try:
@@ -474,7 +475,7 @@ class Keeper(comm.Keeper):
         return {"step": step, "bytes": state.nbytes}
 
     def _commit(self, folder: Path, step: int) -> None:
-        """Make a set of shards a snapshot, and drop older ones; two ranks that do it at once do the same."""
+        """Complete a snapshot with its manifest, and drop older ones; two ranks may do this at once."""
         e = self.experiment
         manifest = {"step": step, "workers": e.workers, "members": e.members, "of": identity(e)}
         whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -485,7 +486,7 @@ class Keeper(comm.Keeper):
 
 
 def _remove(folder: Path) -> None:
-    """Remove a snapshot: first what makes it one."""
+    """Remove a snapshot, its manifest first."""
     with suppress(OSError):
         (folder / MANIFEST).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Summarise how a run went: what ``dlpar run --json`` prints and ``summary.json`` holds.
+"""Summary of a run, as printed by ``dlpar run --json`` and stored in ``summary.json``.
 
 Only the standard library is used, so that the guardian of a job can write it
 without loading anything heavy.
@@ -25,7 +25,7 @@ ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 
 
 CHOICES = ("allreduce", "factors")
-"""What a scheme may choose by itself: the all-reduce of each bucket, and the number of layers sent as factors."""
+"""Choices of a scheme itself: the all-reduce of each bucket, and the number of layers sent as factors."""
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
 
 
 class Summary:
-    """Accumulate the records of a run; memory grows with the open steps, not with all steps.
+    """Accumulate the records of a run, in memory that grows only with unfinished steps.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ class Summary:
     workers : int
         Workers of the experiment; servers are not counted.
     backup : int
-        Workers of these whose steps an update can do without.
+        Workers whose steps an update does not need.
     runs_free : bool
-        Whether workers do as many steps as they can, instead of the same steps all of them.
+        Whether workers do as many steps as they can, instead of the same number each.
     lead_bound : int or None
-        Clocks a worker may run ahead of the slowest; None if nothing bounds it.
+        Maximal lead over the slowest worker in clocks; None without a bound.
     counts_lead : bool
         Whether workers know how far they lead.
     """
@@ -73,7 +73,7 @@ class Summary:
         self.steps = GlobalSteps(workers - backup, runs_free)
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Take records in any order, as :meth:`dlpar.jobs.tail.Tail.read` gives them."""
+        """Add records in any order, as :meth:`dlpar.jobs.tail.Tail.read` returns them."""
         steps, add = [], self.steps.add
         for source, record in records:
             if source == "job":
@@ -90,12 +90,12 @@ class Summary:
         self.steps.ready(late=math.inf)
 
     def add_all(self, folder: Path) -> None:
-        """Take all records of a run folder, a part of them at a time."""
+        """Add all records of a run folder, part by part."""
         for records in iter(Tail(folder).read, []):
             self.add(records)
 
     def _add(self, record: dict[str, Any]) -> None:
-        """Take a record of any kind but a step's."""
+        """Add a record of any kind but a step's."""
         kind = record["k"]
         if kind == "eval":
             self.accuracy = record["accuracy"]
@@ -113,7 +113,7 @@ class Summary:
             self._sent([record.get("bytes", 0)])
 
     def _count(self, steps: list[dict[str, Any]]) -> None:
-        """Take many steps at once, which is several times as quick as one after the other."""
+        """Add many steps at once, which is several times quicker than one by one."""
         self.samples += sum([step["samples"] for step in steps if not step.get("dropped")])
         self._sent([step["bytes"] for step in steps])
         self.lead = max(self.lead, max([step["lead"] for step in steps]))
@@ -125,14 +125,14 @@ class Summary:
         self.last = max(self.last, max([step["t"] for step in steps]))
 
     def _sent(self, numbers: list[int | None]) -> None:
-        # A library that moves the data does not say how much.
+        # A library that moves the data does not report the amount.
         unknown = self.bytes is None or None in numbers
         self.bytes = None if unknown else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
         """Return the summary, ready for JSON, once all records were added; missing figures are None.
 
-        It has ``chosen`` only where the scheme chose something by itself.
+        It has ``chosen`` only if the scheme chose something itself.
         """
         self.steps.ready(ended=True)
         elapsed = max(0.0, self.last - self.first)  # 0 without a step
