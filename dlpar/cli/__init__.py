@@ -23,7 +23,7 @@ import typer
 import dlpar
 
 FAILED, BAD_REQUEST, LONGEST = 1, 2, 1000
-"""Exit statuses, and characters of a line of a complaint at most: it may quote what was typed."""
+"""Exit statuses, and most characters of a complaint's line, which may quote the user's words."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train, and watch it."),
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "release": ("classroom", "Make the students' version of the labs."),
     "grade": ("classroom", "Grade the exercises that students handed in."),
 }  # fmt: skip
-"""Commands: the module of this package that holds the function of that name, and its first sentence."""
+"""Commands: the module with the function of each name, and the first sentence of its help."""
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")]
 """Option that every command with figures has."""
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _end(BAD_REQUEST, "\n".join(f"{name}: {line}" for line in str(error).splitlines()))
     except KeyboardInterrupt:
         return _end(130, f"{name}: stopped by Ctrl-C")
-    except BrokenPipeError:  # the reader of our output has left: `dlpar runs | head`
+    except BrokenPipeError:  # the reader of our output has closed: `dlpar runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
@@ -96,12 +96,12 @@ def _end(status: int, said: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Return text of a run with escapes instead of what would control the terminal."""
+    """Return text of a run with escapes instead of terminal control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _program(first: str) -> typer.Typer:
-    """The program with the command that was typed, or with the first sentences of all of them."""
+    """Build the program with the typed command, or with the first sentences of all commands."""
     panels = "rich" if first in COMMANDS else None  # loading them would double the time of `dlpar --help`
     app = typer.Typer(add_completion=False, rich_markup_mode=panels, pretty_exceptions_enable=False)
     app.callback()(_whole)
@@ -116,14 +116,14 @@ def _program(first: str) -> typer.Typer:
 
 
 def _about(command: Callable[..., int]) -> tuple[str, dict[str, tuple[str, str]]]:
-    """A command's docstring: the text, and for each parameter the word for its value and its help."""
+    """Parse a command's docstring: the text, and for each parameter the word for its value and its help."""
     text, _, section = inspect.getdoc(command).partition("\n\nParameters\n----------\n")
     found = re.findall(r"^(\w+) : (.+)\n((?: +.+\n?)+)", section, re.M)
     return text, {name: (word, " ".join(lines.split())) for name, word, lines in found}
 
 
 def _with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """A command for typer: the docstring's help beside each parameter, and the schema's flags for ``**given``."""
+    """Build a command for typer: each parameter with its help, and the schema's flags for ``**given``."""
     told, parameters = _about(command)[1], []
     for p in inspect.signature(command, eval_str=True).parameters.values():
         if p.kind is p.VAR_KEYWORD:
@@ -162,7 +162,7 @@ def _whole(version: Annotated[bool, VERSION] = False) -> None:
 
 
 def _complaint(error: Any, name: str) -> str:
-    """Say what was wrong with the words typed, and what is allowed; `name` is the command: ``dlpar run``."""
+    """Say what is wrong with the user's words, and what is allowed; `name` is the command: ``dlpar run``."""
     option = getattr(error, "option_name", None)
     if option is None and error.__cause__ is not None:  # pydantic expected a number
         low, high = error.param.min, error.param.max
@@ -182,7 +182,7 @@ def _complaint(error: Any, name: str) -> str:
 
 
 def _allowed(option: str, name: str) -> str:
-    """Words for the values that an option takes."""
+    """Describe the values that an option takes."""
     if name not in ("dlpar run", "dlpar sweep"):
         return "a value after it"
     from dlpar.cli import flags  # loads the schema
@@ -198,7 +198,7 @@ STOPS |= {signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "time limit"}  # Slurm's --si
 
 
 class Stops:
-    """Note the first signal that asks to stop, so that no job is left half started; a second one interrupts.
+    """Note the first stop signal, so that no job is left half started; a second signal interrupts.
 
     Signals that our parent process had ignored (``nohup``) stay ignored.
 

@@ -176,7 +176,7 @@ def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
 
 
 def _keep(keeper: Keeper, until: Callable[[], bool]) -> None:
-    """Serve in a process of its own, and start another if it is ended by anything but us."""
+    """Serve in a separate process, and start another one if something else ends it."""
     while not until():
         server = multiprocessing.get_context("fork").Process(target=_served, args=(keeper, os.getpid()))
         server.start()
@@ -291,7 +291,7 @@ def _masters(labs: Path | None) -> Path:
 
 
 def _chosen(masters: Path, names: str) -> list[Path]:
-    """The masters that begin with one of the names."""
+    """Return the masters whose names begin with one of the given names."""
     found = sorted(masters.glob("*.ipynb"))
     wanted = tuple(name.strip() for name in names.split(",") if name.strip()) or ("",)
     for name in wanted:

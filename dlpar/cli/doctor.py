@@ -1,4 +1,4 @@
-"""``dlpar doctor``: the facts about this machine, what is broken or costs speed, and how many ranks to run.
+"""``dlpar doctor``: facts about this machine, faults and causes of slowness, and the number of ranks to run.
 
     look() ─► Machine (facts) ─► diagnose() ─► findings
                              └─► advise() ─► Advice: ranks, threads, carrier
@@ -39,13 +39,13 @@ ROOM_IN_MEMORY = 256 << 20
 """Free bytes of /dev/shm below which jobs keep their shared segments on disk (see :mod:`dlpar.config.paths`)."""
 
 RANK, SPARE = 200e6, 500e6
-"""Bytes that a rank of a small model takes at most, started cold, and bytes left to everything else."""
+"""Most bytes of a rank with a small model, started cold, and bytes left for everything else."""
 
 USUAL = 4
 """Workers of most labs."""
 
 MEET = 4.0
-"""Seconds two bare MPI processes may take to meet."""
+"""Seconds in which two bare MPI processes must connect."""
 
 
 def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | None = None) -> int:
@@ -95,24 +95,24 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that findings and advice go by.
+    """Facts on which findings and advice are based.
 
     Attributes
     ----------
     cores : int
         Logical processors that this process may run on.
     processors : float
-        Processors' worth of time that it can have; a control group may grant less than its cores.
+        Processor time it can use, in processors; a control group may grant less than its cores.
     memory : AvailableMemory
         Bytes of the machine, or of the control group if it has less.
     gpus : tuple of str
-        Name and memory of each that this process may see.
+        Name and memory of each GPU that this process may see.
     torch_cuda : bool or None
         Whether the installed torch can use NVIDIA GPUs; None: no torch.
     starter : Starter or None
-        The mpiexec in use; None: there is none.
+        The mpiexec in use; None if there is none.
     mpi_problem : str
-        Why no ranks can be started; empty where two processes met.
+        Reason why no ranks can be started; empty if two processes connected.
     shared_memory_free : int or None
         Free bytes of /dev/shm; None: there is none.
     shared_memory_writable : bool
@@ -157,7 +157,7 @@ def look() -> Machine:
 
 
 def gpus() -> tuple[str, ...]:
-    """NVIDIA GPUs this process may use, from nvidia-smi: importing torch takes seconds."""
+    """List the NVIDIA GPUs that this process may use, from nvidia-smi, because importing torch takes seconds."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
@@ -169,7 +169,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def torch_cuda() -> bool | None:
-    """Return whether torch was built for NVIDIA GPUs, read from its files without importing it; None: no torch."""
+    """Return whether torch was built for NVIDIA GPUs, from its files without an import; None without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -186,7 +186,7 @@ print("met", world.size, flush=True)
 
 
 def meet(starter: Starter) -> str:
-    """Let two processes that this mpiexec starts find each other; returns the problem, if any."""
+    """Connect two processes that this mpiexec starts; return the problem, if any."""
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-c", _MEET])
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
@@ -220,9 +220,9 @@ class Finding(NamedTuple):
     level : str
         ``good``; ``costs``: it works, but slower or with less; ``broken``: runs fail.
     subject, said : str
-        The subject, and the finding.
+        Subject and finding.
     mend : str
-        What to do; empty if nothing.
+        Remedy; empty if none is needed.
     """
 
     level: str
@@ -232,7 +232,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(m: Machine) -> list[Finding]:
-    """Findings about cores, memory, GPUs, MPI and /dev/shm, one each."""
+    """Return one finding each about cores, memory, GPUs, MPI and /dev/shm."""
     return [_cores(m), _memory(m), _gpus(m), _mpi(m), _shared_memory(m)]
 
 
@@ -303,18 +303,18 @@ def _shared_memory(m: Machine) -> Finding:
 
 
 class Advice(NamedTuple):
-    """Choices that fit a machine, and why.
+    """Choices that fit a machine, and the reasons.
 
     Attributes
     ----------
     ranks : int
-        Most that run at full speed together.
+        Most ranks that run at full speed together.
     threads : int
-        Compute threads of each of them.
+        Compute threads of each rank.
     carrier : str
-        ``nccl`` or ``mpi``: what moves their messages.
+        ``nccl`` or ``mpi``: library that moves messages.
     command : str
-        The command that makes these choices.
+        Command with these choices.
     why : tuple of str
         A sentence for each choice.
     """
@@ -327,7 +327,7 @@ class Advice(NamedTuple):
 
 
 def advise(m: Machine) -> Advice:
-    """The choices that fit a machine."""
+    """Return the choices that fit a machine."""
     ranks = max(1, min(int(m.processors), MOST["real"]))
     each = "each has a core of its own" if ranks > 1 else "there is the time of one core"
     carrier, moved = "mpi", "without GPUs, MPI through shared memory is quickest"

@@ -1,4 +1,4 @@
-"""Command-line flags made from the experiment's schema, and an experiment as flags again.
+"""Command-line flags from the experiment's schema, and flags from an experiment.
 
 Fields of parts are flat flags: ``--width`` is ``model.width``.  The title of a part's head field names its
 flag: ``--sync ring`` is ``sync.scheme``.  A part of several kinds, which differ in their heads, gives one
@@ -29,7 +29,7 @@ from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_option
 from dlpar.worlds import platforms  # noqa: F401 (adds the rule of platforms)
 
 OWN_PANEL = "Training"
-"""Title of the fields that belong to no part."""
+"""Title of fields without a part."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Flag:
     Attributes
     ----------
     path : tuple of str
-        Where the field is: ``("workers",)`` or ``("model", "width")``.
+        Path of the field: ``("workers",)`` or ``("model", "width")``.
     spelling : str
         The flag: ``--workers``, ``--width``.
     field : FieldInfo
         Type, bounds, default and description.
     kinds : tuple of str
-        Of a head: all its values.  Of another field: the heads it belongs to, empty if to all.
+        For a head: all its values.  For another field: the heads that use it, empty if all do.
     is_head : bool
-        Whether it chooses the kind of its part by a word.
+        Whether the field chooses the kind of its part by a word.
     """
 
     path: tuple[str, ...]
@@ -58,27 +58,27 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """The field as messages of the schema name it: ``model.width``."""
+        """Name of the field in messages of the schema: ``model.width``."""
         return ".".join(self.path)
 
     @property
     def parameter(self) -> str:
-        """Its parameter in Python: ``model_width``."""
+        """Python parameter of the flag: ``model_width``."""
         return "_".join(self.path)
 
     @property
     def is_switch(self) -> bool:
-        """Return whether it takes no value: ``--overlap`` and ``--no-overlap``."""
+        """Return whether the flag takes no value: ``--overlap`` and ``--no-overlap``."""
         return unwrap(self.field.annotation) is bool
 
     @property
     def has_commas(self) -> bool:
-        """Return whether a value of it is a list, with commas."""
+        """Return whether the flag's value is a list with commas."""
         return typing.get_origin(unwrap(self.field.annotation)) in (dict, tuple)
 
     @property
     def allowed(self) -> str:
-        """The values it takes, in words."""
+        """Allowed values of the flag, in words."""
         if self.is_head:
             return f"one of {', '.join(self.kinds)}"
         return allowed(self.field).removesuffix(", or nothing")
@@ -86,7 +86,7 @@ class Flag:
 
 @cache
 def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
-    """All flags of a schema, in the order of its fields; no two are spelled alike."""
+    """Return all flags of a schema, in the order of fields; no two have the same spelling."""
     found: list[Flag] = []
     for name, field in schema.model_fields.items():
         parts = [kind for kind in kinds(field) if kind.listed]
@@ -98,7 +98,7 @@ def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
 
 
 def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
-    """Flags of one part: its head, then the fields of each kind; a field of several kinds is one flag."""
+    """Return the flags of one part: the head, then the fields of each kind; a shared field is one flag."""
     head = several[0].head()
     heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
     every = tuple(value for kind in several for value in heads[kind])
@@ -120,9 +120,9 @@ def _spelled(name: str) -> str:
 
 
 def parameters(several: bool = False) -> list[Parameter]:
-    """Parameters that make typer offer every flag; of `several`, a flag may be repeated.
+    """Return parameters with which typer offers every flag; with `several`, a flag may be repeated.
 
-    Values stay text, because only the schema says what is allowed.
+    Values stay text, because only the schema knows the allowed values.
     """
     found = []
     for flag in flags():
@@ -148,7 +148,7 @@ def _panel(flag: Flag) -> str:
 
 
 def _help(flag: Flag) -> str:
-    """Description, allowed values, and the default."""
+    """Return description, allowed values and default."""
     parts = [(flag.field.description or "").strip().rstrip(".")]
     if not flag.is_switch and not flag.allowed.startswith("text"):
         parts.append(f"{flag.allowed[0].upper()}{flag.allowed[1:]}")
@@ -170,12 +170,12 @@ def _placeholder(flag: Flag) -> str:
 
 
 def fields_in(file: str | None) -> dict[str, Any]:
-    """The fields in the file of ``--experiment``, or in standard input; none where no file was named.
+    """Read the fields in the file of ``--experiment`` or in standard input; none if no file was named.
 
     Raises
     ------
     BadRequest
-        If it cannot be read, or is no mapping in JSON.
+        If the file cannot be read, or is no mapping in JSON.
     """
     if file is None:
         return {}
@@ -192,19 +192,19 @@ def fields_in(file: str | None) -> dict[str, Any]:
 
 
 def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Experiment:
-    """An experiment from the words typed.
+    """Build an experiment from the typed words.
 
     Parameters
     ----------
     given : dict
-        Values by parameter name, as typer passes them; None was not typed.
+        Values by parameter name, as typer passes them; None if not typed.
     fields : mapping, optional
-        Of an experiment, all of them or some, which flags override.
+        All or some fields of an experiment, which flags override.
 
     Raises
     ------
     BadExperiment
-        In the schema's own sentence, with each field named as the flag that sets it.
+        With the schema's own sentence, in which flags replace the names of fields.
     """
     whole = copy.deepcopy(dict(fields or {}))
     typed = {flag: given[flag.parameter] for flag in flags() if given.get(flag.parameter) is not None}
@@ -214,12 +214,12 @@ def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Expe
     try:
         return Experiment(**whole)
     except BadExperiment as error:
-        # An error in the file is named by the file's own field.
+        # An error in the file names the file's own field.
         raise BadExperiment(as_flags(str(error), typed if fields else flags())) from None
 
 
 def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, Any]:
-    """The mapping in `fields` for a flag's part, its head set; the head's own flag comes before all others."""
+    """Return the mapping in `fields` for a flag's part, with its head set; the head's flag comes first."""
     part = flag.path[0]
     field = Experiment.model_fields[part]
     head = next((each for each in flags() if each.is_head and each.path[0] == part), None)
@@ -240,7 +240,7 @@ def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, An
 
 
 def _value(flag: Flag, text: str) -> Any:
-    """Text as the number it says where the field holds one, so that a message shows it as it was typed."""
+    """Convert text to a number if the field is a number, so that a message shows the number as typed."""
     if text == "" and is_optional(flag.field.annotation):
         return None
     named = choices(flag.field)
@@ -252,7 +252,7 @@ def _value(flag: Flag, text: str) -> Any:
 
 
 def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
-    """A message of the schema with fields named as flags; with `named`, only these."""
+    """Replace names of fields in a schema's message with flags; with `named`, replace only these."""
     named = flags() if named is None else tuple(named)
     # The flag of a whole part has the name of its head.
     spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}
@@ -266,7 +266,7 @@ def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
 
 @contextmanager
 def named_as_flags() -> Iterator[None]:
-    """Have an experiment refused with its fields named as flags."""
+    """Raise `BadExperiment` errors of the block again, with fields named as flags."""
     try:
         yield
     except BadExperiment as error:
@@ -274,9 +274,9 @@ def named_as_flags() -> Iterator[None]:
 
 
 def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experiment]) -> None:
-    """Say on standard error which flags typed change no figure of any of the experiments; a sweep often has some.
+    """List typed flags without effect on any experiment, on standard error; a sweep often has some.
 
-    Not told are threads, which change the time of a simulation, and a sweep's platform, for which it predicts.
+    Exempt are threads, which change the time of a simulation, and a sweep's platform, for which it predicts.
     """
     spellings = {flag.name: flag.spelling for flag in flags()}
     for flag in flags():
@@ -294,7 +294,7 @@ def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experim
 
 
 def to_flags(experiment: Experiment) -> list[str]:
-    """Arguments of ``dlpar run`` that give this experiment again; what has its default is left out.
+    """Return the arguments of ``dlpar run`` that give this experiment again, without defaults.
 
     >>> to_flags(Experiment(workers=2, sync={"overlap": True}))
     ['--workers', '2', '--overlap']
@@ -315,12 +315,12 @@ _ABSENT = object()
 
 
 def _value_at(experiment: Experiment, path: str, absent: Any = None) -> Any:
-    """The value of a field, or `absent` where the part is of a kind without it."""
+    """Return the value of a field, or `absent` if the part's kind does not have it."""
     return reduce(lambda part, name: getattr(part, name, absent), path.split("."), experiment)
 
 
 def _written(value: Any) -> str:
-    """A value as it is typed; floats in the fewest digits that give them back."""
+    """Return a value as typed; floats have the fewest digits that restore them."""
     if isinstance(value, dict):
         return ",".join(f"{key}={_written(number)}" for key, number in value.items())
     if isinstance(value, tuple):

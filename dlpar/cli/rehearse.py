@@ -21,12 +21,12 @@ from dlpar.course.rehearse import rehearse as run_rows
 from dlpar.jobs.control_groups import cores
 
 A_LAB = 45.0
-"""Seconds a whole lab may take on two cores; of presets that take longer a class should see recordings."""
+"""Seconds a whole lab may take on two cores; a class should see recordings of longer presets."""
 
 BROWSERS = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge",
 )  # fmt: skip
-"""Programs that can take pictures of slides and run the browser tests."""
+"""Programs that take pictures of slides and run the browser tests."""
 
 NOTEBOOK = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget")
 """Packages without which no lab opens."""
@@ -82,7 +82,7 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
 
 
 def slow(results: Sequence[Result]) -> list[str]:
-    """A sentence for each lab whose presets take longer than the whole lab should."""
+    """Return a sentence for each lab whose presets take longer than the whole lab should."""
     took: dict[str, float] = defaultdict(float)
     for each in results:
         took[each.lab] += each.seconds
@@ -91,7 +91,7 @@ def slow(results: Sequence[Result]) -> list[str]:
 
 
 def machine_lacks() -> Iterator[Finding]:
-    """Faults that the doctor finds, and parts that a class may miss; takes a second or two."""
+    """Return faults that the doctor finds, and parts that a class may miss; takes a second or two."""
     yield from (finding for finding in diagnose(look()) if finding.level != GOOD)
     if missing := [name for name in NOTEBOOK if find_spec(name) is None]:
         yield Finding(BROKEN, "notebook", f"{', '.join(missing)}: not installed", "pip install '.[lab]'")

@@ -1,4 +1,4 @@
-"""``dlpar run`` and ``dlpar resume``: start a job, follow it, stop it when asked to, and say how it ended."""
+"""``dlpar run`` and ``dlpar resume``: start, follow and stop a job, and report its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
     """
     chosen = flags.read(given, flags.fields_in(experiment))
     flags.tell_idle("run", given, [chosen])
-    from dlpar.graphs import warning  # this, and what follows, loads much more than help and a refusal need
+    from dlpar.graphs import warning  # these imports load much more than help and a refusal need
     from dlpar.jobs.launch import launch
 
     if said := warning(chosen):
@@ -58,7 +58,7 @@ def resume(
 
 
 def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
-    """Start a job, follow it, and say how it ended; returns the exit status."""
+    """Start a job, follow it, and report its end; return the exit status."""
     from dlpar.cli.runs import print_outcome
     from dlpar.cli.terminal import follow
     from dlpar.jobs.launch import JobFailed

@@ -1,4 +1,4 @@
-"""``dlpar runs`` and ``dlpar show``: the runs kept on this machine, in a list and one at a time."""
+"""``dlpar runs`` and ``dlpar show``: a list of the runs on this machine, and one run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dlpar.lab.captions import duration
 from dlpar.lab.labels import with_world
 
 LOG_LINES = 20
-"""Last lines of a run's log that are shown."""
+"""Number of last lines of a run's log that are shown."""
 
 SUMMED_UP = 16 << 20
-"""Bytes of records that are summed up without a wait, for a run that has no summary."""
+"""Bytes of records that can be summed up at once, for a run without a summary."""
 
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
-"""Figures of a run's summary that a list of runs shows."""
+"""Figures of a run's summary in a list of runs."""
 
 MAIN, MOST_SETTINGS = ("model", "data", "sync", "workers", "world"), 7
-"""Settings that every list of runs names, as a column or as the same in all; and how many columns of settings."""
+"""Settings that every list of runs names, as a column or as common to all; number of columns of settings."""
 
 
 # ---- many runs ----------------------------------------------------------------
@@ -57,7 +57,7 @@ def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 2
 
 
 def _print_runs(listed: list[dict[str, Any]]) -> None:
-    """A table with the settings in which the runs differ, and below it what is the same in all."""
+    """Print a table with the settings in which runs differ, and common settings below."""
     names = dict.fromkeys((*MAIN, *(flag.spelling[2:] for flag in flags.flags())))
     values = {name: [row[name] for row in listed if name in row] for name in names}
     differ = [name for name, found in values.items() if len(set(map(str, found))) > 1]
@@ -70,7 +70,7 @@ def _print_runs(listed: list[dict[str, Any]]) -> None:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """One run for the list, its settings by the names of their flags; reads no record of a step."""
+    """Return one run for the list, with settings by flag name; read no record of a step."""
     row: dict[str, Any] = {"run": run.id} | dict.fromkeys(("when", "status", *FIGURES))
     written, summary = run.path / "experiment.json", run.path / "summary.json"
     try:
@@ -131,7 +131,7 @@ def show(
 
 
 def found(which: str | None) -> Run:
-    """The run that is meant, its experiment readable."""
+    """Find the run that the user means; its experiment must be readable."""
     if which is None:
         raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
     try:
@@ -145,24 +145,24 @@ def found(which: str | None) -> Run:
 
 
 def command(run: Run) -> str:
-    """The command that repeats a run; a scheme typed in a notebook can only be run there."""
+    """Return the command that repeats a run; a scheme typed in a notebook can only run there."""
     if not run.experiment.sync.listed:
         return f"in a notebook: Experiment(sync={run.experiment.sync})"
     return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
 
 
 def print_outcome(run: Run, *more: tuple[str, str]) -> None:
-    """Print the figures of a run, and where it is kept."""
+    """Print the figures and the folder of a run."""
     print_pairs([*figures(run), *more, ("kept in", str(run.path))])
 
 
 def _print_run(run: Run) -> None:
-    """Everything a reader wants to know first."""
+    """Print the first facts that a reader wants."""
     console().print(printable(run.id), cell("status", run.status))
     if run.reason:
         print(printable(run.reason))
     print_outcome(run, ("again", command(run)))
-    # Each error once, the earliest first, with the ranks that raised it.
+    # Each error once, in time order, with the ranks that raised it.
     tracebacks: dict[str, list[str]] = {}
     for rank, record in run.errors.items():
         tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
@@ -175,7 +175,7 @@ def _print_run(run: Run) -> None:
 
 
 def figures(run: Run) -> list[tuple[str, str]]:
-    """A run's summary as labels and words."""
+    """Return a run's summary as labels and words."""
     size = sum(file.lstat().st_size for file in run.path.glob("rank-*.jsonl"))
     if size > SUMMED_UP and not (run.path / "summary.json").exists():
         return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json sums them up")]

@@ -26,7 +26,7 @@ from dlpar.lab.sweep import Outcome, run_all
 from dlpar.theory.scaling import gains
 
 MOST = 1000
-"""Experiments of a sweep."""
+"""Most experiments of a sweep."""
 
 HEADS = {
     "samples_per_s": "samples/s", "speedup": "speed-up", "efficiency": "efficiency", "step_s": "step (ms)",
@@ -67,7 +67,7 @@ def sweep(
     asked = read(given, flags.fields_in(experiment))
     flags.tell_idle("sweep", given, [one.experiment for one in asked])
     for file in filter(None, (csv, figure)):
-        # What cannot be written is refused before anything runs; to wait for a pipe's reader would hang.
+        # Files that cannot be written are refused before anything runs; waiting for a pipe's reader would hang.
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666))
     told: list[Outcome] = []
 
@@ -109,8 +109,8 @@ class Asked(NamedTuple):
     Attributes
     ----------
     values : dict of str to str or None
-        The value typed for each flag that has several, by its name without the hyphens; None where the
-        flag means nothing beside the others.
+        Typed value of each flag with several values, by name without hyphens; None if the flag has no
+        effect beside the others.
     experiment : Experiment
     """
 
@@ -123,14 +123,14 @@ def _words(values: dict[str, str | None]) -> str:
 
 
 def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = None) -> list[Asked]:
-    """Every combination of the values typed, in the schema's order; numbers of workers vary fastest.
+    """Return every combination of the typed values, in the schema's order; numbers of workers vary fastest.
 
     Parameters
     ----------
     given : dict
-        Lists of the values typed, by parameter name; None or empty was not typed.
+        Lists of typed values by parameter name; None or empty if not typed.
     fields : mapping, optional
-        Of an experiment that flags change.
+        Fields of an experiment that flags change.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = 
 
 
 def _values(flag: Flag, typed: list[Any] | None) -> list[Any]:
-    """The values in the words typed for a flag, each once."""
+    """Return the values in a flag's typed words, each once."""
     if not typed or flag.is_switch:
         return list(dict.fromkeys(typed or []))
     between = ";" if flag.has_commas else ","
@@ -174,7 +174,7 @@ def _values(flag: Flag, typed: list[Any] | None) -> list[Any]:
 
 
 def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]) -> bool:
-    """Return whether a flag belongs to another kind of part than this combination has, but to one that others have."""
+    """Return whether a flag belongs to a kind of part that only other combinations have."""
     if flag.is_head or not flag.kinds:
         return False
     head = next((f for f in combination if f.is_head and f.path[0] == flag.path[0]), None)
@@ -182,7 +182,7 @@ def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]
 
 
 def _line(message: str, where: list[str]) -> str:
-    """One complaint, and the combinations it is about."""
+    """Return one complaint with the combinations that it concerns."""
     said = textwrap.shorten("; ".join(filter(None, where)), width=500, placeholder=" and more")
     return f"{message} ({said})" if said else message
 
@@ -191,7 +191,7 @@ def _line(message: str, where: list[str]) -> str:
 
 
 def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One mapping for each experiment, in numbers: seconds, shares, samples/s; None where there is no figure."""
+    """Return a mapping of figures for each experiment: seconds, shares, samples/s; None if there is no figure."""
     measured = gains([o.experiment for o in outcomes], [o.samples_per_s for o in outcomes])
     return [
         {
@@ -211,7 +211,7 @@ def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, 
 
 
 def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
-    """A table of the fields that vary and of the figures there are."""
+    """Print a table of the fields that vary and of the available figures."""
     heads = dict(zip(fields, fields))
     heads |= {name: head for name, head in HEADS.items() if any(row[name] is not None for row in found)}
     if any(row["status"] != "done" for row in found):
@@ -222,7 +222,7 @@ def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
 
 
 def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
-    """Write the figure, its sentence and its numbers as a page that fetches nothing."""
+    """Write the figure, its sentence and its numbers as a self-contained page."""
     from dlpar.lab.figure import caption  # these load plotly and pandas
     from dlpar.lab.figure import table as numbers
     from dlpar.lab.figures.scaling import sweep as drawing

@@ -1,4 +1,4 @@
-"""``dlpar systems``: published systems, and their figures beside those of runs here."""
+"""``dlpar systems``: published systems, and their figures compared with runs here."""
 
 from __future__ import annotations
 

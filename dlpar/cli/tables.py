@@ -1,4 +1,4 @@
-"""Tables of the terminal: rows under heads, and labels beside words."""
+"""Tables for the terminal: rows under heads, and labels beside words."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
 
 
 def console() -> Console:
-    """Colours in a terminal only; elsewhere lines are as long as they need to be."""
+    """Return a console with colours in a terminal only, and lines of any length elsewhere."""
     found = Console(highlight=False, markup=False, emoji=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=200)
 
 
 def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Rows as a table without lines, numbers to the right.
+    """Return rows as a table without lines, with numbers on the right.
 
     Parameters
     ----------
     heads : mapping
         Head of each column, by the name of its values in the rows.
     rows : iterable of mapping
-        Text, or numbers by their names: shares, seconds of a step, others; None where there is none.
+        Text, or numbers by name: shares, seconds of a step, others; None if there is none.
     """
     cells = [[cell(name, row.get(name)) for name in heads] for row in rows]
     made = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
@@ -47,7 +47,7 @@ def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) ->
 
 
 def cell(name: str, value: Any) -> str | Text:
-    """A value as a table shows it, by its name."""
+    """Format a value for a table, by the value's name."""
     if value is None:
         return NONE
     if name == "status":
@@ -60,12 +60,12 @@ def cell(name: str, value: Any) -> str | Text:
 
 
 def ages(staleness: Mapping[str, Any]) -> str:
-    """Staleness of a summary as words."""
+    """Describe the staleness in a summary."""
     return f"{quantity(staleness['mean'])} on average, {staleness['max']} at most"
 
 
 def print_pairs(pairs: list[tuple[str, str]]) -> None:
-    """Labels and words, one pair a line."""
+    """Print labels and words, one pair a line."""
     wide = max(len(label) for label, _ in pairs)
     for label, text in pairs:
         print(f"{label:{wide}}  {printable(str(text))}")

@@ -1,4 +1,4 @@
-"""The view of ``dlpar run`` while ranks train: a live picture in a terminal, a few plain lines elsewhere."""
+"""View of ``dlpar run`` during training: a live picture in a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from dlpar.lab.labels import place_in_queue, platform_in_words, scheme
 from dlpar.lab.theme import PHASES
 
 LOOK = 0.05
-"""Seconds between two looks at whether the job has ended."""
+"""Seconds between two checks for the job's end."""
 
 DRAW_EVERY, LINE_EVERY = 0.125, 2.0
 """Seconds between two pictures of the live view, and between two plain lines."""
 
 RECENT_STEPS = 50
-"""Steps of a rank over which its shares of time are taken."""
+"""Number of a rank's steps over which shares of time are computed."""
 
 MOST_RANKS = 16
-"""Ranks drawn at most."""
+"""Most ranks drawn."""
 
 WIDE = 40
 """Characters of the progress bar, and of the loss curve below it."""
 
 SECONDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
-"""Kinds of time in a step's record, and the phases in whose colours every figure draws them."""
+"""Kinds of time in a step's record, and the phases that give their colours in every figure."""
 
 NAMES = ("compute", "communicate", "wait")
 COLOURS = tuple(PHASES[phase].colour for phase in SECONDS.values())
 
 
 class Progress:
-    """State of a run, from its records in any order; memory does not grow with the run."""
+    """State of a run, from records in any order; memory does not grow with the run."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -60,7 +60,7 @@ class Progress:
         self._began = time.monotonic()
 
     def take(self, records: list[tuple[str, Record]], ended: bool = False) -> None:
-        """Take the new records as :class:`~dlpar.jobs.tail.Tail` gives them; `ended`: these are the last."""
+        """Take the new records from a :class:`~dlpar.jobs.tail.Tail`; `ended`: these records are the last."""
         for source, record in records:
             kind = record["k"]
             if kind == "queued":
@@ -79,7 +79,7 @@ class Progress:
 
     @property
     def time_left(self) -> str:
-        """Time until the last step at the pace so far, in words; empty before the first step and at the end."""
+        """Return the time to the last step at the present pace; empty before the first step and at the end."""
         done, steps = self.summary.steps.done, self.experiment.steps
         if not 0 < done < steps:
             return ""
@@ -89,18 +89,18 @@ class Progress:
         return f"{duration(spent / done * (steps - done))} left"
 
     def shares(self) -> dict[int, list[float]]:
-        """The shares of time that each rank's last steps spent computing, communicating and waiting."""
+        """Return the shares of computing, communicating and waiting in each rank's last steps."""
         sums = {rank: [sum(part) for part in zip(*self._seconds[rank])] for rank in sorted(self._seconds)}
         return {rank: [part / (sum(parts) or 1.0) for part in parts] for rank, parts in sums.items()}
 
     def curve(self, signs: str) -> str:
-        """The loss after each part of the run, as one of `signs`, of which the first is the lowest."""
+        """Return the loss after each part of the run as one of `signs`; the first sign is the lowest."""
         low, most = min(self.losses, default=0.0), max(self.losses, default=0.0)
         unit = (most - low) / (len(signs) - 1) or 1.0
         return "".join(signs[round((loss - low) / unit)] for loss in self.losses)
 
     def headline(self) -> str:
-        """The experiment, and where it runs."""
+        """Return the experiment and its place in words."""
         e = self.experiment
         workers = f"{e.workers} worker{'s' if e.workers > 1 else ''}"
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
@@ -110,7 +110,7 @@ class Progress:
         return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{place}"
 
     def figures(self) -> str:
-        """Loss, accuracy, rate, staleness and what the scheme chose by itself as one line."""
+        """Return loss, accuracy, rate, staleness and the scheme's own choices as one line."""
         last, accuracy = self.summary.steps.last, self.summary.accuracy
         said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:
@@ -122,12 +122,12 @@ class Progress:
         return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])
 
     def step_of(self) -> str:
-        """Steps done of all."""
+        """Return the finished and total steps."""
         return f"step {self.summary.steps.done:,} of {self.experiment.steps:,}"
 
 
 class View:
-    """Shows the ranks' records: redrawn in a terminal, else a line now and then for a log or a pipe."""
+    """View of the ranks' records: redrawn in a terminal, otherwise a line now and then for a log or a pipe."""
 
     def __init__(self, run: Run, console: Console) -> None:
         self.progress, self._tail, self._looked = Progress(run.experiment), Tail(run.path), 0.0
@@ -141,7 +141,7 @@ class View:
         self._said = self.progress.step_of()
 
     def look(self, last: bool = False) -> None:
-        """Show what is new, if it is time to; `last`: the job has ended."""
+        """Show new records if a drawing is due; `last`: the job has ended."""
         now = time.monotonic()
         if now - self._looked < (DRAW_EVERY if self.live else LINE_EVERY) and not last:
             return
@@ -157,7 +157,7 @@ class View:
             print(p.place or f"{stands}: {p.figures()}{left}", flush=True)
 
     def picture(self) -> RenderableType:
-        """All of it, as rich draws it."""
+        """Return the whole picture for rich."""
         p = self.progress
         headline = Text(p.headline(), style="bold")
         if p.place:
@@ -185,7 +185,7 @@ class View:
         return table(heads, rows)
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
-        """Shares of a whole as `width` characters, that differ in more than colour."""
+        """Draw shares of a whole as `width` characters, which differ in more than colour."""
         text, drawn, reached = Text(), 0, 0.0
         for share, sign, colour in zip(shares, self._bars, COLOURS):
             reached += share
@@ -195,7 +195,7 @@ class View:
 
 
 def follow(job: Job, stops: Stops, silent: bool) -> None:
-    """Show a job until it has ended, unless `silent`; end it when asked to."""
+    """Show a job until its end, unless `silent`; end the job when asked."""
     view = None if silent else View(job.run, Console())
     with (view and view.live) or nullcontext():
         while not job.ended and stops.asked is None:
