@@ -180,8 +180,7 @@ class RandomPeers(InStep):
 
 
 class OnePeer(RandomPeers):
-    """One-peer exponential graph: send to distance 1, then 2, 4, …, which is exact after log2 N steps if N is
-    a power of two."""
+    """One-peer exponential graph: send to distance 1, then 2, 4, …; exact after log2 N steps if N is 2^k."""
 
     most_peers = 1
 
@@ -291,7 +290,7 @@ class Pairwise(Gossip):
                 self.under_way = self.comm.start(self._average, self.weights)
 
     def update(self) -> None:
-        """Do nothing, because :meth:`combine` has updated the weights under its lock."""
+        """Do nothing to the weights, which :meth:`combine` has updated under its lock."""
         self.begun = False
 
     def done(self, own: int) -> int:

@@ -18,10 +18,10 @@ from itertools import count
 from dlpar.config.generator import generator
 
 USEFUL = ("computing", "communicating", "waiting")
-"""Kinds of time in steps that count."""
+"""Kinds of useful time, in steps that count."""
 
 LOST = ("snapshot", "detecting", "restarting", "done again")
-"""Kinds of time that train nothing."""
+"""Kinds of lost time, without training."""
 
 NEVER = 1e300
 """A time or number that no run reaches."""
@@ -50,13 +50,13 @@ class Survived:
     Attributes
     ----------
     wall : float
-        Seconds in all.
+        Total seconds.
     steps, again : int
         Steps that count, and steps whose result was lost or discarded.
     deaths : list of float
-        When they came.
+        Times of the deaths.
     seconds : Counter of str
-        Wall time of a mean rank by its kind, `USEFUL` and `LOST`; the kinds add up to `wall`.
+        Wall time of a mean rank by kind, `USEFUL` and `LOST`; all kinds add up to `wall`.
     """
 
     wall: float = 0.0
@@ -87,15 +87,15 @@ class FailingJob:
     mtbf : float, default never
         M: mean seconds between failures of the job, by which they are drawn.
     regular : bool, default False
-        Failures come at equal intervals instead.
+        Whether failures come at equal intervals instead.
     every : int or callable, default 0
         Steps between snapshots; see :data:`Interval`.
     snapshot : float, default 0
-        δ: how long a snapshot stops training; see :func:`snapshot_seconds`.
+        δ: seconds that a snapshot stops training; see :func:`snapshot_seconds`.
     detecting, restarting : float, default 0
-        From a failure until it is noticed, and until what died is back.
+        Seconds from a failure until it is detected, and until the dead ranks are back.
     joining : float, default 0
-        How long all wait while one that joins copies the weights of another.
+        Seconds that all wait while a joining replica copies another's weights.
     on_death : str, default "end"
         ``end``, ``shrink`` or ``spare``.
     replicas : int, default 1
@@ -103,7 +103,7 @@ class FailingJob:
     spares : int, default 0
         Replicas that stand by, if `on_death` is ``spare``.
     scaling : str, default "strong"
-        ``strong``: those that are left share the same global batch; ``weak``: each keeps its own batch.
+        ``strong``: survivors share the same global batch; ``weak``: each keeps its own batch.
     """
 
     computing: float
@@ -220,7 +220,7 @@ class _Life:
         self._saved = self.out.steps
 
     def _plan(self) -> None:
-        """Choose the step of the next snapshot."""
+        """Choose the next snapshot's step."""
         every = self.job.every
         steps = every(self.out.wall, list(self.out.deaths)) if callable(every) else every
         self._next = self.out.steps + steps if steps else NEVER
