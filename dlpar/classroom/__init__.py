@@ -1,1 +1,1 @@
-"""A classroom: a JupyterHub for a class, and exercises released and graded."""
+"""Tools for a class: a JupyterHub, and release and grading of exercises."""

@@ -1,4 +1,4 @@
-"""Exercises: the students' version of the labs, and grading what they hand in; see README.md.
+"""Exercises: the students' version of the labs, and grading of their answers; see README.md.
 
 labs (masters) ──► release ──► a student's own copy ──┐ her answers, nothing else of her notebook
               └── checks with hidden tests ───────────┴► grade ──► box: a judge isolated with one answer
@@ -11,7 +11,7 @@ PACKAGE = str(Path(__file__).parents[2])
 """Folder of dlpar itself."""
 
 LENT = "BOX_LENT"
-"""Environment variable of a judge: the source that runs before an answer."""
+"""Environment variable of a judge: source that runs before an answer."""
 
 ACCOUNT = "BOX_ACCOUNT"
-"""Environment variable of a judge in a box: the numbers of the user and the group that it and the answer run as."""
+"""Environment variable of a judge in a box: user and group ids of the judge and the answer."""

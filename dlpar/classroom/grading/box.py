@@ -1,9 +1,9 @@
-"""A box for judging one answer: Python and nothing else, an account of its own, no network, and limits.
+"""Box for judging one answer: only Python, a separate account, no network, and limits.
 
-It needs Linux and root, for namespaces of processes, network, mounts and shared memory.  Its files are a few folders
-of this machine, read-only: those of Python, of the system's libraries and of dlpar.  There are no labs, no submissions
-and no homes.  When the judge ends, or its time is over, the kernel ends every process in the box, whatever signals it
-ignores.
+A box needs Linux and root, for namespaces of processes, network, mounts and shared memory.  Its files are a few
+read-only folders of this machine: Python, the system's libraries and dlpar.  There are no labs, no submissions and no
+homes.  When the judge ends or its time is over, the kernel kills every process in the box, even if the process ignores
+signals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlpar.classroom.grading import ACCOUNT, LENT, PACKAGE
 from dlpar.course.judge import GRADED
 
 START = 120.0
-"""Seconds a judge may take to start on a busy machine, and to end."""
+"""Seconds in which a judge must start on a busy machine, and seconds in which it must end."""
 
 FILE_SIZE = 2**28
 """Bytes of a file."""
@@ -31,26 +31,26 @@ JUDGE = "from dlpar.classroom.grading.cells import main; main()"
 APART = "setpriv --pdeathsig=KILL --no-new-privs unshare --mount --pid --net --ipc --fork --kill-child"
 
 SHUT_IN = Path(__file__).with_name("box.sh").read_text()
-"""Builds the box over a folder in which no program lies, seen there by its processes alone."""
+"""Script that builds the box over a folder without programs; only its processes see the box."""
 
 
 class CannotGrade(RuntimeError):
-    """No answer can be judged here, or not as it must be; one sentence."""
+    """Answers cannot be judged here as required; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """The conditions under which answers are judged.
+    """Conditions under which answers are judged.
 
     Attributes
     ----------
     account : str or None
-        Unix account that answers run in.  None: the account that grades, with access to its files and its
-        network; only time, memory and processes left behind are limited.
+        Unix account in which answers run.  None: the account that grades, with its files and its network; only
+        time, memory and processes left behind are limited.
     seconds : float
         Time limit of all calls of an answer's functions.
     memory : float
-        GiB of data of each process: an answer has one for each rank, and in a box it can add none.
+        GiB of data of each process.  An answer has one process for each rank, and in a box it can add none.
     """
 
     account: str | None
@@ -89,7 +89,7 @@ class Box:
             user = pwd.getpwnam(self.account)
             environment[ACCOUNT] = f"{user.pw_uid}:{user.pw_gid}"
         asked, limit = json.dumps(trial | {"seconds": self.seconds}), START + self.seconds
-        # A session of its own: Ctrl-C does not reach it, and the kernel gives it a fair share of the processors.
+        # A new session: Ctrl-C does not reach the judge, and the kernel gives it a fair share of the processors.
         apart = {"cwd": "/", "env": environment, "start_new_session": True}
         piped = {"input": asked, "timeout": limit, "capture_output": True, "text": True}
         try:

@@ -1,4 +1,4 @@
-"""Cells: the processes in which an answer runs, one for each rank, so that no rank knows what another one does.
+"""Cells: processes in which an answer runs, one for each rank, so that ranks are isolated from each other.
 
 A *nursery* forks them.  It has loaded Python's packages and what the exercise lends, and it never reads a check, an
 input or an answer.  In a box, a cell sees no dlpar, no network, no process but its own and no file that it can write.
@@ -51,7 +51,7 @@ def run(source: str, file: str, space: dict[str, Any]) -> None:
 
 
 def become(account: str) -> None:
-    """Give up the rights of root for those of an account, forever."""
+    """Give up root's rights for an account's rights, permanently."""
     user, group = map(int, account.split(":"))
     os.setgroups([])
     os.setresgid(group, group, group)
@@ -65,7 +65,7 @@ def _kernel(call: str, *arguments: Any) -> None:
 
 
 def main() -> None:
-    """Open the nursery, then judge: it forks from a process that knows little, and has not even imported the checks."""
+    """Open the nursery, then judge; the nursery forks from a process that has not imported the checks."""
     nursery = open_nursery()
     from dlpar.classroom.grading.judge import main as judge
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def open_nursery() -> socket.socket:
-    """Fork the nursery; for each connection that the socket hands over, it forks a cell at the other end."""
+    """Fork the nursery, which forks a cell for each connection from the socket."""
     ours, theirs = socket.socketpair()
     if os.fork():
         theirs.close()
@@ -84,7 +84,7 @@ def open_nursery() -> socket.socket:
     ours.close()
     adopt_orphans()
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # the trial comes in there, and the verdict goes out: both are the judge's alone
+    for number in range(3):  # they carry the trial and the verdict, for the judge alone
         os.dup2(nothing, number)
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)
@@ -112,7 +112,7 @@ def open_nursery() -> socket.socket:
 
 
 def _live(handle: int, space: dict[str, Any]) -> NoReturn:
-    """Say what is around, read the answer, and call its functions until the judge has gone."""
+    """Report the holes of the box, read the answer, and call its functions until the judge has gone."""
     judge = CellComm.judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     judge.send_bytes(packed(_holes()))
@@ -126,7 +126,7 @@ def _live(handle: int, space: dict[str, Any]) -> NoReturn:
 
 
 def _holes() -> list[str]:
-    """Name all that an answer in a box must not reach, and can."""
+    """Name everything that an answer in a box can reach but must not."""
     found = [f"the network {name}" for _, name in socket.if_nameindex() if name != "lo"]
     found += [f"{folder}, to write there" for folder in WATCHED if os.access(folder, os.W_OK)]
     found += [f"what is in {folder}" for folder in HIDDEN if os.path.isdir(folder) and os.listdir(folder)]
@@ -134,14 +134,14 @@ def _holes() -> list[str]:
 
 
 def packed(message: Any) -> bytes:
-    """Return a cell's message as the judge reads it, which takes data alone."""
+    """Return a cell's message for the judge, who reads data only."""
     body = io.BytesIO()
     torch.save(message, body)
     return body.getvalue()
 
 
 def _called(answer: str, space: dict, name: str, given: list, named: dict) -> bytes:
-    """Call a function of the answer; give its result, or its traceback, and the arguments as it has left them."""
+    """Call a function of the answer; return its result or traceback, and the changed arguments."""
     try:
         if name not in space:
             run(answer, ANSWER, space)
@@ -159,18 +159,18 @@ def _called(answer: str, space: dict, name: str, given: list, named: dict) -> by
 
 
 def _line() -> str:
-    """Name the line of the answer that is being run."""
+    """Name the line of the answer that is running."""
     lines = [line for frame, line in traceback.walk_stack(None) if frame.f_code.co_filename == ANSWER]
     return f"{ANSWER}:{lines[0] if lines else '?'}"
 
 
 class CellComm:
-    """The communicator of a rank in its cell: send, receive and barrier, each put to the judge.
+    """Communicator of a rank in its cell: passes send, receive and barrier to the judge.
 
     Attributes
     ----------
     judge : Connection
-        Of this process, to whom each call goes.
+        Connection of this process to the judge, who receives each call.
     """
 
     judge: Connection
@@ -180,7 +180,7 @@ class CellComm:
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
 
     def ask(self, *question: Any) -> Any:
-        """Put a call to the judge, with the line of the answer, and return the result."""
+        """Pass a call to the judge, with the line of the answer, and return the result."""
         self.judge.send_bytes(packed((*question, _line())))
         return pickle.loads(self.judge.recv_bytes())
 
@@ -198,14 +198,14 @@ class CellComm:
 
 
 class Begun(NamedTuple):
-    """A communication that the judge has under way, under a number; what it brings goes into a tensor."""
+    """A pending communication of the judge, identified by a number; received data goes into a tensor."""
 
     comm: CellComm
     number: int
     into: torch.Tensor
 
     def wait(self) -> Any:
-        """Block until it is complete; a receive puts the message into its tensor."""
+        """Block until the communication is complete; a receive copies the message into its tensor."""
         arrival, message = self.comm.ask("wait", self.number)
         self.into.copy_(message)
         return arrival

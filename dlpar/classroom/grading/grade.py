@@ -1,11 +1,11 @@
-"""Grade what students handed in: judge answers side by side, and keep points and feedback in nbgrader's course.
+"""Grading of exercises: judges answers side by side, and keeps points and feedback in nbgrader's course.
 
 A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her answer
 is read from it, and is put into the teacher's exercise.  Its cells carry nbgrader's metadata.  A *solution* cell holds
 an answer.  A *grade* cell checks the answers above it and binds the verdict to ``solved``.  Any other *locked* cell
 gives code that both may use.
 
-nbgrader keeps the gradebook, adds points and writes feedback.  It runs nothing: in its course, the verdicts stand as
+nbgrader keeps the gradebook, adds points and writes feedback.  It runs nothing: in its course, verdicts are the
 output of the checks.  A check earns all its points if the answer solves it, and otherwise none.
 """
 
@@ -55,24 +55,24 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 """Form of a student's name, which becomes the name of a folder."""
 
 LARGEST = 50_000_000
-"""Bytes of a notebook; results of a lab take a few millions."""
+"""Most bytes of a notebook; results of a lab take a few millions."""
 
 LONGEST = 100_000
-"""Characters of an answer."""
+"""Most characters of an answer."""
 
 
 Verdict = dict[str, Any]
 """``solved`` and ``said``, from :meth:`Box.judge`."""
 
 ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
-"""Scripts that nbgrader's page would load from another machine, to set formulas."""
+"""Scripts for formulas that nbgrader's page would load from another machine."""
 
 
 # ---- an exercise, and its answers ---------------------------------------------------
 
 
 class Unreadable(Exception):
-    """A notebook that is missing, damaged or not the student's own; one sentence."""
+    """A notebook is missing, damaged or not the student's own; the message is one sentence."""
 
 
 def role(cell: NotebookNode) -> str | None:
@@ -82,13 +82,13 @@ def role(cell: NotebookNode) -> str | None:
 
 
 def part(notebook: NotebookNode, wanted: str) -> NotebookNode:
-    """Return the only cell of an exercise with this role."""
+    """Return the only cell with a role in an exercise."""
     (cell,) = [cell for cell in notebook.cells if role(cell) == wanted]
     return cell
 
 
 def exercise(master: NotebookNode) -> NotebookNode | None:
-    """Cut the exercise out of a lab: all imports, the text before each cell, given cells, the answer and its check.
+    """Extract the exercise of a lab: imports, the text before each cell, given cells, the answer and its check.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
     Parameters
     ----------
     blank : NotebookNode
-        An exercise without solution; its functions are those asked for.
+        An exercise without solution; its functions are the requested ones.
     answer : str
         A student's answer.
 
@@ -141,7 +141,7 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
 
 
 def students(where: str) -> list[str]:
-    """List the students who hand in.
+    """List the students who have handed in.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def students(where: str) -> list[str]:
     Returns
     -------
     list of str
-        Names of all that have a folder there, in order.
+        Names of all students with a folder, in order.
     """
     before, _, after = (where if STUDENT in where else f"{where}/{STUDENT}").partition(STUDENT)
     names = [path.name for path in Path(before).glob("*") if NAME.fullmatch(path.name)]
@@ -160,14 +160,14 @@ def students(where: str) -> list[str]:
 
 
 def handed_in(where: str, student: str, lab: str) -> list[Any]:
-    """Read the cells of a student's notebook; follow no link, open no other account's file, wait for no pipe.
+    """Read the cells of a student's notebook, without links, other accounts' files or pipes.
 
     Parameters
     ----------
     where : str
         As for :func:`students`.
     student, lab : str
-        Names; the lab's without ``.ipynb``.
+        Names of the student and of the lab, without ``.ipynb``.
 
     Raises
     ------
@@ -190,10 +190,10 @@ def handed_in(where: str, student: str, lab: str) -> list[Any]:
 
 
 def _owners(where: str, student: str) -> set[int]:
-    """Return the accounts a notebook may belong to.
+    """Return the accounts that may own a notebook.
 
-    In a student's own folder this is the student alone: a link to a lab of the teacher's would hand in the
-    teacher's solution.  In a folder of collected notebooks it is also the teacher.
+    In a student's own folder only the student is allowed, because a link to the teacher's lab would hand in the
+    teacher's solution.  In a folder of collected notebooks the teacher is allowed, too.
     """
     teacher = {os.getuid(), int(os.environ.get("SUDO_UID", os.getuid()))}
     try:
@@ -216,7 +216,7 @@ def answer_in(cells: list[Any], wanted: str) -> str:
     Raises
     ------
     Unreadable
-        If there is no such cell, more than one, or if its text is too long.
+        If there is no such cell or more than one, or if its text is too long.
     """
     found = []
     for cell in cells:
@@ -295,7 +295,7 @@ class Course:
         return labs
 
     def record(self, student: str, lab: str, notebook: NotebookNode, verdict: Verdict) -> None:
-        """Write down a student's points and feedback for a lab."""
+        """Record a student's points and feedback for a lab."""
         check = part(notebook, "check")
         check.outputs = [new_output("stream", name="stdout", text=verdict["said"])]
         self._write("autograded", f"{student}/{lab}", lab, notebook)
@@ -336,7 +336,7 @@ def _done(result: dict[str, Any], what: str) -> None:
 
 
 def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) -> tuple[NotebookNode, Verdict]:
-    """Judge a student's answer to a lab; nothing is run for an answer that is missing or as it was released.
+    """Judge a student's answer to a lab; a missing or unchanged answer is not run.
 
     Returns
     -------
@@ -358,7 +358,7 @@ def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) ->
 def grade(
     course: Course, where: str, labs: dict[str, NotebookNode], box: Box, at_a_time: int
 ) -> Iterator[tuple[str, str, Verdict]]:
-    """Judge what was handed in, a few answers at a time, and record each when it is judged.
+    """Judge submissions, a few answers at a time, and record each verdict at once.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def grade(
         Exercises, from :meth:`Course.take`.
     box : Box
     at_a_time : int
-        Must be 1 where answers are not isolated: processes they leave behind could not be told apart.
+        Number of answers; 1 if answers are not isolated, because processes left behind cannot be distinguished.
 
     Yields
     ------
@@ -379,7 +379,7 @@ def grade(
     Raises
     ------
     CannotGrade
-        If an answer cannot be judged for no fault of its own, or nbgrader fails; what was recorded stays.
+        If an answer cannot be judged through no fault of its own, or nbgrader fails; recorded verdicts stay.
     """
     pairs = [(student, lab) for student in students(where) for lab in labs]
     with ThreadPoolExecutor(at_a_time) as pool:
@@ -390,5 +390,5 @@ def grade(
                 yield student, lab, verdict
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            kill(descendants(os.getpid()))  # judges still at work
+            kill(descendants(os.getpid()))  # judges still running
             raise

@@ -1,8 +1,8 @@
-"""Judge one answer inside a box: :func:`main` reads the trial as JSON from standard input, and prints the verdict.
+"""Judge of one answer in a box: :func:`main` reads the trial as JSON from standard input and prints the verdict.
 
 The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which the judge
 does not trust.  The check, the simulated ranks, their inputs and their messages are in this process: it calls her
-function in the rank's cell.  Before any of her code runs, a cell looks about; where it finds a hole, the judge refuses.
+function in the rank's cell.  Before her code runs, a cell checks the box; if the cell finds a hole, the judge refuses.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, story
 
 LONGEST = 4_000
-"""Characters of a verdict's sentence, which may quote the student."""
+"""Most characters of a verdict's sentence, which may quote the student."""
 
 LARGEST = 2**26
-"""Bytes of a message of a cell."""
+"""Most bytes of a cell's message."""
 
 PATIENCE = 15.0
 """Seconds in which a cell must return, or ask for a message."""
@@ -52,7 +52,7 @@ add_safe_globals([getattr(np.dtypes, name) for name in np.dtypes.__all__])
 
 
 def main(nursery: socket.socket) -> None:
-    """Print the verdict; raises if the box has a hole."""
+    """Print the verdict; raise an error if the box has a hole."""
     trial = json.load(sys.stdin)
     if account := os.environ.get(ACCOUNT):
         become(account)
@@ -70,7 +70,7 @@ def main(nursery: socket.socket) -> None:
 
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
-    """Run a check; solved only if it ran to its end and its verdict says so."""
+    """Run a check; the answer is solved only if the check ends with this verdict."""
     space.pop("solved", None)
     failure = None
     try:
@@ -91,16 +91,16 @@ class Cells:
     nursery : socket
         Opens cells, see :func:`~dlpar.classroom.grading.cells.open_nursery`.
     answer : str
-        The source that each cell runs.
+        Source that each cell runs.
     seconds : float
-        Time for all calls of its functions together.
+        Time for all calls of the answer's functions together.
     """
 
     def __init__(self, nursery: socket.socket, answer: str, seconds: float) -> None:
         self.nursery, self.answer = nursery, answer
         self.seconds, self.end = seconds, time.monotonic() + seconds
         self.opened: dict[int, Connection] = {}
-        self.lines: dict[int, str] = {}  # by rank: the line of the answer at which it has asked last
+        self.lines: dict[int, str] = {}  # by rank: the line of the answer with its latest request
 
     def simulate(self, program: Any, *arguments: Any, workers: int, **cluster: Any) -> list[Any]:
         """Do what :func:`dlpar.jobs.launch.spmd` does on simulated ranks, in this process."""
@@ -115,7 +115,7 @@ class Cells:
             raise JobFailed(f"rank {simulator.failed_rank}: {type(error).__name__}: {error}") from None
 
     def open(self, rank: int) -> list[str]:
-        """Open the cell of a rank; return what is wrong with it."""
+        """Open the cell of a rank; return the cell's fault, if any."""
         self.opened[rank], theirs = Pipe()
         socket.send_fds(self.nursery, [b"+"], [theirs.fileno()])
         theirs.close()
@@ -138,7 +138,7 @@ class Cells:
                     *question, self.lines[rank] = told
                     cell.send_bytes(pickle.dumps(_carried(comm, begun, *question)))
             except BaseException:
-                del self.opened[rank]  # it may still be at work on this call
+                del self.opened[rank]  # the cell may still be running this call
                 raise
             kind, result, left = told
             if kind == "raised":
@@ -163,7 +163,7 @@ class Cells:
 
 
 def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) -> Any:
-    """Do what a cell's communicator asks for, on the simulated one."""
+    """Execute a call of a cell's communicator on the simulated one."""
     if call == "wait":
         request, room = begun[given[0]]
         arrival = request.wait()
@@ -175,14 +175,14 @@ def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) ->
 
 
 def _sent(one: Any) -> Any:
-    """Return an argument as a cell can read it, without dlpar's classes."""
+    """Return an argument in a form that a cell can read, without dlpar's classes."""
     if isinstance(one, Comm):
         return CellComm(one.rank, one.size)
     return SimpleNamespace(**vars(one)) if is_dataclass(one) else one
 
 
 def _put_back(one: Any, now: Any) -> None:
-    """Change an argument, in place, to what a cell has left in its copy."""
+    """Copy a cell's changes of an argument back, in place."""
     if isinstance(one, torch.Tensor):
         one.copy_(now)
     elif isinstance(one, (list, tuple)):
@@ -193,7 +193,7 @@ def _put_back(one: Any, now: Any) -> None:
 
 
 def read_result(body: bytes) -> Any:
-    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; raises an error for anything else."""
+    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; raise an error for anything else."""
     try:
         return torch.load(io.BytesIO(body), weights_only=True)
     except pickle.UnpicklingError:

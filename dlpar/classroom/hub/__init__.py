@@ -1,4 +1,4 @@
-"""A classroom: one JupyterHub, thirty students, one teacher.  ``dlpar hub`` starts it; README.md says the rest.
+"""JupyterHub for thirty students and one teacher, started by ``dlpar hub``; see README.md.
 
     dlpar hub ─► classroom.py     what was asked, and what is refused
                  jupyterhub_config.py ─► classroom.py: JupyterHub's configuration, of any hub and of this machine

@@ -1,4 +1,4 @@
-"""JupyterHub's configuration: the part that makes any hub a classroom, and the part that is this machine's.
+"""JupyterHub's configuration: a general part for any hub, and a part for this machine.
 
 ``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.  ``dlpar hub``
 checks :class:`Settings` and calls :func:`configure`, which adds ports, logins, accounts and job slots.
@@ -35,19 +35,19 @@ AT_REST = 300
 """Seconds between a notebook server's reports of activity."""
 
 TIED = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
-"""Beginning of a command that the kernel ends with its parent, even when the parent is killed; empty off Linux."""
+"""Prefix of a command that the kernel ends with its parent, even if the parent is killed; empty off Linux."""
 
 PYTHON = [sys.executable, "-P", "-m"]
 """Command that runs a module; ``-P``: never import from the current folder."""
 
 RUNTIME = Path("/run/dlpar/users")
-"""Parent of students' folders for sockets and live jobs: the hub makes them, so that nobody can take a name."""
+"""Parent of students' folders for sockets and live jobs; the hub makes the folders, so that nobody can take a name."""
 
 MOST_PROCESSES = 2048
-"""Processes and threads of one student; a fork bomb ends there."""
+"""Most processes and threads of one student, which stops a fork bomb."""
 
 START = 60
-"""Seconds a server may take to answer once it is its turn."""
+"""Seconds in which a server must answer after its turn begins."""
 
 PATIENCE = 300
 """Seconds a student may wait for her server, in line with the others."""
@@ -121,7 +121,7 @@ PROXY = "configurable-http-proxy"
 
 
 class BadSettings(ValueError):
-    """A hub that cannot be, or must not: one sentence with the flag, the value and what is allowed."""
+    """A hub is impossible or forbidden: one sentence with the flag, the value and what is allowed."""
 
 
 class NoProxy(RuntimeError):
@@ -141,7 +141,7 @@ class Settings:
         Names that may log in; with system accounts, ``@GROUP`` among the users is everybody in a Unix group.
         Teachers are users.
     address, port : str and int
-        Where the proxy listens; a port from 1 to 65535.
+        Address and port of the proxy; a port from 1 to 65535.
     labs : str
         Folder of the shared labs, which students only read.
     folder : str
@@ -212,9 +212,9 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
 
 
 def without_solutions(settings: Settings) -> Settings:
-    """Replace labs that are masters by the students' version, made or updated beside the hub's folder.
+    """Replace labs with solutions by the students' version, made or updated beside the hub's folder.
 
-    It is not inside, because only the hub may read its folder.
+    The version is not inside, because only the hub may read its folder.
     """
     labs, released = Path(settings.labs), Path(f"{settings.folder}-labs")
     if not is_master(labs):
@@ -256,7 +256,7 @@ def proxy_command() -> list[str]:
 
 
 TURNS = asyncio.Semaphore(cores())
-"""Limit of the servers that start at a time; the others wait in order."""
+"""Limit of servers that start at the same time; the others wait in order."""
 
 
 class InLine:
@@ -299,7 +299,7 @@ def configure(c: Any, settings: Settings) -> None:
     folder, earlier = private_folder(Path(settings.folder)), set()
     with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
         database.execute("PRAGMA journal_mode=WAL")  # the hub does nothing else while it waits for a disk
-        with suppress(sqlite3.OperationalError):  # it is new
+        with suppress(sqlite3.OperationalError):  # the file is new
             earlier = {name for (name,) in database.execute("SELECT name FROM users")}
     c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
@@ -337,7 +337,7 @@ def configure(c: Any, settings: Settings) -> None:
 
 
 def give_out_slots(c: Any, settings: Settings) -> str:
-    """Start a keeper of job slots, unless one is at work here; returns its socket, empty without a limit."""
+    """Start a keeper of job slots, unless one is running here; return its socket, empty without a limit."""
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":
         return ""

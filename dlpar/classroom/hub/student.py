@@ -14,13 +14,13 @@ from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.course.release import bring, is_master
 
 FOLDER = "dlpar-labs"
-"""Her copy, in her home."""
+"""The student's copy, in her home."""
 
 NICE = 19
 """Nice value of her server, kernels and jobs: the hub must answer while thirty students compute."""
 
 LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
-"""Bytes of the path of the folder of kernels' sockets, so that a socket's path has at most 107."""
+"""Most bytes in the path of the folder of kernels' sockets, so that a socket's path has at most 107."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An extension of a student's Jupyter server: it counts jobs as activity, and reports to the teacher's page.
+"""Extension of a student's Jupyter server: it counts jobs as activity and reports to the teacher's page.
 
 A report holds her running jobs, and her predictions if she has agreed to share them.  It is sent
 with her server's own token, so that no other token ever reaches a server that a student owns.  The answer may ask to
@@ -25,12 +25,12 @@ EVERY = 2.0
 
 
 async def report_for_ever(activity: dict[str, Any]) -> None:
-    """Report to the teacher's page again and again, and count running jobs as activity.
+    """Report to the teacher's page repeatedly, and count running jobs as activity.
 
     Parameters
     ----------
     activity : dict
-        By their names, the times of what Jupyter's server reports to the hub as activity.
+        Times of the activities that Jupyter's server reports to the hub, by name.
     """
     while True:
         # The page may be away, or know other fields than we do.
@@ -40,7 +40,7 @@ async def report_for_ever(activity: dict[str, Any]) -> None:
 
 
 async def report(activity: dict[str, Any]) -> None:
-    """Report once, and do what the answer asks for.
+    """Report once, and execute the answer's requests.
 
     A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has changed.
     """
@@ -61,7 +61,7 @@ async def report(activity: dict[str, Any]) -> None:
 
 
 def state(activity: dict[str, Any]) -> dict[str, Any]:
-    """Return what is to be reported; a running job is activity."""
+    """Return the report's contents; a running job is activity."""
     offer, jobs = current_offer(), running()
     if jobs:
         activity["dlpar"] = utcnow(with_tz=True)

@@ -29,7 +29,7 @@ PATIENCE = 8.0
 """Seconds a student's server may take until its next report."""
 
 REPORT = 1 << 20
-"""Bytes of a report at most."""
+"""Most bytes of a report."""
 
 SILENT = {"jobs": [], "offered": False}
 """Facts of a student whose server no longer reports."""
@@ -38,7 +38,7 @@ JOB = {"id": str, "says": str, "ranks": int}
 """Fields of a running job."""
 
 LOT = 5
-"""Number of predictions a question needs before it is shown, and by which it changes."""
+"""Number of predictions before a question is shown, and between two changes."""
 
 BARS = 6
 """Ranges into which predicted numbers are sorted."""
@@ -51,12 +51,12 @@ LARGEST = 1e300
 
 
 class Students:
-    """The class, as its servers report it.
+    """State of the class, as its servers report it.
 
     Attributes
     ----------
     offer : dict or None
-        Current offer to everybody (:mod:`dlpar.lab.exchange`); None: students have none, or lose theirs.
+        Current offer to everybody (:mod:`dlpar.lab.exchange`); None removes offers.
     answers : Answers
         Predictions of those who agreed.
     """
@@ -69,7 +69,7 @@ class Students:
         self.to_stop: dict[str, set[str]] = defaultdict(set)
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
-        """Take a report of a student's server; returns the answer to it.
+        """Take a report of a student's server, and return the answer.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Students:
         return {"stop": [*self.to_stop.pop(name, ())]} | ({} if has == wanted else {"offer": self.offer})
 
     def send(self, teacher: str, fields: Any) -> dict[str, Any]:
-        """Offer an experiment of these fields to everybody who is here or comes; None takes back the last.
+        """Offer an experiment with these fields to all present and later users; None withdraws the last offer.
 
         Returns
         -------
@@ -119,19 +119,19 @@ class Students:
 
 
 class Answers:
-    """Predictions of all who agreed to share them, counted so that nobody can tell whose they are.
+    """Anonymous counts of the predictions of all students who agreed to share them.
 
-    A question is shown from `LOT` answers on, and changes only when as many again have come or gone.  So nobody's
-    answer can be seen arriving from one look to the next.  Names are not kept, and nothing is written to a disk.
+    A question is shown from `LOT` answers on, and changes only after `LOT` more have come or gone.  So nobody
+    can see a single answer arrive.  Names are not kept, and nothing is written to a disk.
     """
 
     def __init__(self) -> None:
-        # Both by question, then by student, whose hash is salted anew in each process.
+        # Both by question, then by student; each process salts the hash of students differently.
         self._now: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
         self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
-        """Replace a student's answers; None: she does not agree, or no longer."""
+        """Replace a student's answers; None: she does not agree to share."""
         for key in [key for key, now in self._now.items() if now.pop(hash(name), None) and not now]:
             del self._now[key]
         for answer in filter(_is_answer, answers or []):
@@ -139,7 +139,7 @@ class Answers:
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
-        # Of a question with too few answers the shown ones stay stored.  Otherwise the next one to arrive would differ
+        # If a question has too few answers, the shown ones stay stored.  Otherwise the next answer would differ
         # visibly from the rest.
         self._shown = {key: shown for key, shown in self._shown.items() if key in self._now}
         for key, now in self._now.items():
@@ -152,7 +152,7 @@ class Answers:
 
 
 def _is_answer(found: Any) -> bool:
-    """Tell whether it has an answer's fields: it comes from a file that a student can write to."""
+    """Return whether a value has an answer's fields; a student can write to its file."""
     if not isinstance(found, dict):
         return False
     predicted, right, *texts = [found.get(name, math.nan) for name in FIELDS]
@@ -195,18 +195,18 @@ def _ranges(numbers: list[float], unit: str) -> list[tuple[str, int]]:
 
 
 class Page(HubOAuthenticated, RequestHandler):
-    """The page, for those whom the hub's roles give access to this service, and nobody else."""
+    """Teacher's page, only for users whose hub roles give access to this service."""
 
     @authenticated
     def get(self) -> None:
-        """Show it; its script asks for the rest."""
+        """Show the page; its script requests the rest."""
         policy = "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
         self.set_header("Content-Security-Policy", policy)
         self.render("teacher.html", hub=f"{self.hub_auth.hub_prefix}admin", xsrf=self.xsrf_token)
 
 
 class Class(HubOAuthenticated, RequestHandler):
-    """The contents of the page, and what a teacher does with them."""
+    """Contents of the page, and a teacher's actions."""
 
     @authenticated
     async def get(self) -> None:
@@ -217,7 +217,7 @@ class Class(HubOAuthenticated, RequestHandler):
 
     @authenticated
     async def post(self) -> None:
-        """Do what the request asks for, and return the answer to it.
+        """Execute a request and return the answer.
 
         ============================  ==================================================================
         ``{name, stop: ID}``          end a student's job, at the next report of her server
@@ -239,7 +239,7 @@ class Class(HubOAuthenticated, RequestHandler):
 
 
 class Report(HubOAuthenticated, RequestHandler):
-    """Reports of students' servers, each admitted by its own token and taken as that student's."""
+    """Reports of students' servers; each server's token identifies its student."""
 
     hub_scopes = None  # anybody of this hub may report, and do nothing else here
 
@@ -254,7 +254,7 @@ class Report(HubOAuthenticated, RequestHandler):
 
 
 async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
-    """Ask the keeper of job slots; raises `HTTPError` if there is none, or it refuses."""
+    """Ask the keeper of job slots; raise `HTTPError` if there is none or if it refuses."""
     try:
         if (path := keeper_socket()) is None:
             raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
@@ -270,7 +270,7 @@ async def queue() -> dict[str, Any] | None:
 
 
 async def main() -> None:
-    """Serve until the hub ends it."""
+    """Serve until the hub ends the service."""
     prefix, where = os.environ["JUPYTERHUB_SERVICE_PREFIX"], urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
     ours = {"": Page, "class": Class, "report": Report, "oauth_callback": HubOAuthCallbackHandler}
     handlers = [(f"{prefix}{name}", handler) for name, handler in ours.items()]
