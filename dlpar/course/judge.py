@@ -114,7 +114,7 @@ def check(
         `expected` is a number, text, array or tensor, or a list, tuple or mapping of these.  A case is taken
         when all before it are right.
     hints : sequence of str
-        From gentle to plain: a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     tolerance : float
         Largest relative difference of numbers.
     compare : callable, optional
@@ -257,7 +257,7 @@ def judge_on_ranks(
     praise : str or callable
         Sentence for a right answer, with ``{name}`` and ``{ranks}``, or ``praise(results)`` that returns it.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
     arguments : tuple
@@ -391,7 +391,7 @@ def check_on_ranks(
     workers : sequence of int
         Numbers of simulated ranks to try; the last number is that of the real ones.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
     like : str, optional

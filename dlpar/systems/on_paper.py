@@ -1,4 +1,4 @@
-"""Cost of a model that is cut over devices: devices share each layer, and owners of a piece sum its gradients."""
+"""Cost of a model that is cut over devices, which share each layer and sum each piece's gradients."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
         Gives the share of its time a worker of a ring computes: `compute` in s, `latency` in s, `bandwidth` in
         bytes/s, `nbytes` of the gradient, `n` workers.  A formula that is not written yet is not simulated.
     hints : sequence of str
-        From gentle to plain: a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()
         backward pass and `mb` of its gradient, in backward order; `most` MB fit into a bucket; `n` ranks;
         `latency` in ms; `bandwidth` in MB/ms.
     hints : sequence of str
-        From gentle to plain: a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     """
     return check(student, _sendings(), hints)
 
@@ -145,8 +145,9 @@ MORE_GRIDS = ((2, 2, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (8, 1, 1))
 
 
 def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
-    """Compare ``student(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth)`` with simulated
-    steps of a transformer of eight blocks; takes seconds, the first time.
+    """Compare ``student(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth)`` with simulations.
+
+    The simulations are steps of a transformer with eight blocks; they take seconds, the first time.
 
     Parameters
     ----------
@@ -156,7 +157,7 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
         whole batch in all layers; `gradient` in kB, of the whole model; `bandwidth` in MB/s.  A formula that is not
         written yet is not simulated.
     hints : sequence of str
-        From gentle to plain: a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
 
     Raises
     ------
@@ -214,7 +215,7 @@ def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()
         Gives a whole number of steps from 1: a `step` takes so many seconds and a `snapshot` so many; `now` is the
         time, `deaths` the times of all deaths so far.
     hints : sequence of str
-        From gentle to plain: a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     """
     if not callable(student):
         return check(student, [({}, None)])

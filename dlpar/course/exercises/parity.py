@@ -115,7 +115,7 @@ def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seq
     workers : sequence of int
         Divisors of 12: numbers of simulated ranks to try; the last is that of the real ones.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def check_scheme(
     workers : sequence of int
         Numbers of workers to try, the last also on real ranks; shares of the batch differ in size.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
 

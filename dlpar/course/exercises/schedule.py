@@ -51,7 +51,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
         Gives for each stage a list of ``("F", micro)`` and ``("B", micro)``, or of
         :class:`~dlpar.split.schedules.Action`; raises ``NotImplementedError`` while it is not written.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
 
     Returns
     -------

@@ -70,7 +70,7 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
     bounds : sequence of int
         Bounds on the lead to try, in clocks.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
     backups : sequence of int
         Numbers of backup workers to try, of three workers in all.
     hints : sequence of str
-        From gentle to plain; a wrong answer shows one more of them each time.
+        Hints, from gentle to plain; each wrong answer shows one more hint.
     """
     said = f"every update has its {WORKERS} - b pushes, and later ones are dropped"
     return _judge(on_push, "b", backups, said, hints)

@@ -69,7 +69,7 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 
 def more_neighbours() -> list[Experiment]:
-    """16 simulated machines on 1 Gb Ethernet and the same batches, with one peer a step or 2, 7 or 15 neighbours."""
+    """16 simulated machines on 1 Gb Ethernet, with the same batches: one peer a step, 2, 7 and 15 neighbours."""
     training = dict(workers=16, batch=256, steps=100, lr=0.2, evaluate_every=5, cluster=SIMULATED)
     common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
     graphs = [common.replace(sync={"topology": graph}) for graph in GRAPHS]

@@ -1,4 +1,4 @@
-"""Lab 10: data, tensor and pipeline parallelism at once: the gain, the order of axes, and the memory of each rank."""
+"""Lab 10: data, tensor and pipeline parallelism combined: the gain, the order of axes, and each rank's memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grid(
 
 
 def one_process() -> dict[str, Experiment]:
-    """Ten steps in float64: on one rank, and on 2 × 2 × 2 with a ring and with a server for each part."""
+    """Ten float64 steps on one rank, and on 2 × 2 × 2 with a ring and with a server for each part."""
     model, data = {"name": "transformer", "width": 16, "heads": 2}, {"name": "docstrings", "context": 8}
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})

@@ -1,4 +1,4 @@
-"""Lab 03: the bytes that a ring sends, the cases in which it is fastest, and the growth of its time."""
+"""Lab 03: bytes that a ring sends, cases in which it is fastest, and growth of its time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def _less_than_two(runs: list[Run]) -> Shown:
 
 
 def more_ranks() -> list[Collectives]:
-    """A ring of 2 to 8 paced ranks, and of 2 to 128 simulated ones, with 4 kB and 16 MB; 512 simulated ranks
-    with 4 kB."""
+    """A ring of more and more ranks, with messages of 4 kB and 16 MB.
+
+    There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB."""
     ring = {"names": ("ring",), "platform": CLUSTER}
     return [
         Collectives(**ring, ranks=(2, 4, 8), sizes=(4_000, 16_000_000), world="paced"),

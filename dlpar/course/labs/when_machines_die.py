@@ -83,14 +83,14 @@ def twice_the_gpus() -> dict[str, FailingJob]:
 
 
 def policies() -> dict[str, FailingJob]:
-    """Llama 3 as 128 replicas: if one dies, the job ends, or the others continue without it or with a spare."""
+    """Llama 3 as 128 replicas: after a death the job ends, shrinks, or continues with a spare."""
     ends = replace(LLAMA, every=BEST, replicas=128, joining=5.0)
     spare = replace(ends, on_death="spare", spares=1)
     return {"end": ends, "shrink": replace(ends, on_death="shrink"), "spare": spare}
 
 
 def torchft() -> FailingJob:
-    """PyTorch's torchft: 30 replicas with batches of fixed size and steps of 10.9 s; a script kills one every 60 s."""
+    """PyTorch's torchft: 30 replicas with fixed batches and steps of 10.9 s; a script kills one every 60 s."""
     others = {"on_death": "shrink", "replicas": 30, "restarting": 20.0, "scaling": "weak"}
     return FailingJob(10.9, mtbf=60.0, regular=True, **others)
 

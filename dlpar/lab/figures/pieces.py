@@ -103,7 +103,7 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
 
 
 def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
-    """Draw a panel for each axis, with a frame for each node: a column of ranks, or a row for one node."""
+    """Draw a panel for each axis, with a frame for each node: a column, or a row for one node."""
     alone = len(set(nodes)) == 1
     places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))

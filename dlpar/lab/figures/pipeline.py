@@ -241,7 +241,7 @@ def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
-    """Add a picture: a trace for each phase, and for each chunk of passes; a row is a stage or rank."""
+    """Add a picture: a trace for each phase and for each chunk of passes, a row for each stage or rank."""
     named = {trace.name for trace in figure.data}
     chunks = 1 + max(bar.chunk or 0 for bar in bars)
     by_look: dict[tuple[str, int], list[Bar]] = defaultdict(list)
