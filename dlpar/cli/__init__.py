@@ -47,7 +47,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 class BadRequest(ValueError):
-    """A request that cannot be met: one sentence with the flag, its value and what is allowed."""
+    """A request is impossible: one sentence with the flag, its value and the allowed values."""
 
 
 class Failed(RuntimeError):
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     Parameters
     ----------
     arguments : list of str, optional
-        Without the program's name; by default those of this process.
+        Arguments without the program's name; default: this process's arguments.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -259,7 +259,7 @@ class Shown(NamedTuple):
     Attributes
     ----------
     key : str
-        Identifies the run; its traces' keys begin so.
+        Key of the run, and prefix of its traces' keys.
     experiment : Experiment
         Settings of the run.
     name : str

@@ -1,6 +1,6 @@
 """Layers of a model, and the payload that ranks send for each layer, from an experiment's fields alone.
 
-No model is built and torch is not loaded.  Names and order of the layers are those of :mod:`dlpar.models`.
+No model is built and torch is not loaded.  Layers have the names and order of :mod:`dlpar.models`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
     experiment : Experiment
         Its ``sync`` is gossip.
     curvature : float, default 0
-        h, if gradients are h x: those of one quadratic loss on all workers.  0: averaging alone.
+        h, if gradients are h x, as for one quadratic loss on all workers.  0: averaging alone.
 
     Returns
     -------

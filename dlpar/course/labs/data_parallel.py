@@ -12,7 +12,7 @@ from dlpar.theory import buckets
 from dlpar.worlds.platforms import platform_of, workload
 
 ONE_GPU_EACH = platform_file("one-gpu-each")
-"""A P100 in each machine, 25 GbE with RoCE: every rank has a link of its own, so that closed forms are exact."""
+"""A P100 in each machine, 25 GbE with RoCE: every rank has its own link, so closed forms are exact."""
 
 
 def overlapped_training() -> Experiment:

@@ -19,7 +19,7 @@ RECORDING = Path(__file__).parents[1] / "recordings" / "first_parallel_run"
 
 
 def first_run() -> Experiment:
-    """One process trains on handwritten digits for a few seconds; the network is that of `four_times_faster`."""
+    """Train one process on handwritten digits for a few seconds, with the network of `four_times_faster`."""
     return HEAVY.replace(steps=40, seed=1, evaluate_every=2)
 
 

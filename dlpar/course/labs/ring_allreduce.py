@@ -35,7 +35,8 @@ def _less_than_two(runs: list[Run]) -> Shown:
 def more_ranks() -> list[Collectives]:
     """A ring of more and more ranks, with messages of 4 kB and 16 MB.
 
-    There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB."""
+    There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB.
+    """
     ring = {"names": ("ring",), "platform": CLUSTER}
     return [
         Collectives(**ring, ranks=(2, 4, 8), sizes=(4_000, 16_000_000), world="paced"),

@@ -291,7 +291,7 @@ def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
 
 
 def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
-    """Draw a bar for each experiment: computing, whose length is 1, and exposed communication.
+    """Draw a bar for each experiment: computing, with length 1, and exposed communication.
 
     A mark shows the closed form of the whole step, if there is one.
 
