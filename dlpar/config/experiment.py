@@ -169,7 +169,7 @@ class Experiment(Part):
 
     @property
     def batch_parts(self) -> int:
-        """Equal parts of a batch of which the smallest of the replicas' shares is about one."""
+        """Number of equal parts of a batch; the smallest share of a replica is about one part."""
         n = self.replicas
         return n * (n + 1) // 2 if self.shards == "uneven" else n  # uneven shares are 1, 2, ..., n parts
 

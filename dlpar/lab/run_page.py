@@ -348,7 +348,7 @@ LOG_BYTES = 16_000
 
 
 def results(run: Run, reached: float | None) -> dict[str, Any]:
-    """Return an ended run's results, with the seconds after which it `reached` the goal; None for missing results."""
+    """Return the results of a finished run and its seconds to the goal (`reached`); missing ones are None."""
     summary = run.summary
     return {
         "world": run.world,

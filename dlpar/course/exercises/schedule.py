@@ -16,7 +16,7 @@ from dlpar.train import train
 
 
 class Size(NamedTuple):
-    """Numbers of stages and micro-batches on which a schedule is tried."""
+    """Numbers of stages and micro-batches for a trial of a schedule."""
 
     stages: int
     microbatches: int

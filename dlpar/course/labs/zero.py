@@ -26,7 +26,7 @@ def sharding_is_free(microbatches: int = 1) -> list[Experiment]:
 
 
 def accumulation() -> dict[str, Experiment]:
-    """64 samples a worker, at once and in pieces, and 8 samples a worker; activations are larger than weights."""
+    """Compare 64 samples a worker, at once and in pieces, with 8; activations are larger than weights."""
     images = sharded_training(0, model={"name": "cnn", "depth": 2}, steps=10)
     pieces = {f"{64 // n} of 64 at a time": images.replace(split={"microbatches": n}) for n in (1, 2, 4, 8)}
     return {**pieces, "a batch of 8": images.replace(batch=32)}
