@@ -186,7 +186,7 @@ def test_terms_are_told_to_pointer_finger_and_keyboard(shown, page):
     words = page.locator(".jp-RenderedMarkdown dfn").filter(has_text="staleness")
     assert words.count() == 1, "once: neither in code nor in mathematics, and only at the first place"
     words.hover()
-    bubble.filter(has_text="陈旧度. Updates applied").wait_for()
+    bubble.filter(has_text="陈旧度. The number of updates applied").wait_for()
     page.mouse.move(2, 2)
     bubble.wait_for(state="hidden")
     terms.first.focus()

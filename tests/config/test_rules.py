@@ -304,7 +304,7 @@ COMMANDS = [
     ("run --experiment no.json", "--experiment: got 'no.json', allowed is a JSON file that can be read"),
     ("run quickly", "unexpected extra argument"),
     ("run --json=yes", "--json: got a value, allowed is --json alone"),
-    ("start", "got 'start', allowed is one of run, sweep, runs, show, platforms, systems, doctor"),
+    ("start", "got 'start', allowed is one of run, resume, sweep, runs, show, platforms, systems, doctor"),
     ("--verbose", "--verbose: there is no such option; nearest are --version"),
     ("runs --limit 0", "--limit: got 0, allowed is a whole number of at least 1"),
     ("runs --limit all", "--limit: got 'all', allowed is a whole number of at least 1"),
