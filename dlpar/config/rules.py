@@ -57,7 +57,7 @@ class Other(tuple):
 ANY, NONE, SOME = Other(), ("none",), Other(["none"])
 
 GOES_ON = ("shrink", "spare")
-"""What the others do when a rank dies, other than end."""
+"""Values of ``on_death`` with which the job continues."""
 
 RULES: tuple[Rule, ...] = (
     # With this field at one of these values, that field has one of those, because.

@@ -97,11 +97,10 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
     if not servers:
         source = next(n for n, each in enumerate(workers) if each.done == done)
         body = comm.broadcast(state.common() if seat == source else None, source)
-        is_behind = (
-            e.sync.sends_gradients and by_seat[seat].done < done
-        )  # its replica is that of the source, else
+        # Replicas that share gradients are equal, except for the last step.
+        is_behind = e.sync.sends_gradients and by_seat[seat].done < done
         state = body if state is None or is_behind else state
-    elif servers and state is None and seat < e.workers:
+    elif state is None and seat < e.workers:
         state = State({}, {}, done, done)
     if state is not None:
         state.own = state.own if e.sync.runs_free and state.own >= 0 else done

@@ -1,4 +1,4 @@
-"""The stub: the program that mpiexec starts in a warm launch, in place of the forked rank.
+"""The stub: mpiexec starts this program in a warm launch, and the fork server forks the rank.
 
 Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank with this process's
 environment, folder and file descriptors.  The stub waits, and ends with the rank's status.  If the stub is
