@@ -42,7 +42,9 @@ class Memory:
     over_time : list of [float, int]
         Times and sums in bytes at each change in the last watched step.
 
-    Notes ----- It does not count scratch buffers within a call, the data set, or a scheme's memory besides
+    Notes
+    -----
+    It does not count scratch buffers within a call, the data set, or a scheme's memory besides
     its optimizer.
 
     Examples

@@ -59,7 +59,7 @@ class Mesh:
     def group(self, *axes: str) -> Comm:
         """Form the group of ranks that differ from this rank along `axes` only; collective.
 
-        Ranks of the group are in row-major order of the axes as they are named.
+        Ranks of the group are in row-major order of `axes`.
         """
         for axis in axes:
             if axis not in self.sizes:
@@ -122,14 +122,15 @@ class Place(NamedTuple):
     Attributes
     ----------
     replica : int
-        Number of a worker's replica, 0-based: it decides which slice of each batch the worker computes.
+        Number of the worker's replica, 0-based; it decides which slice of each batch the worker computes.
     dp_group : Comm
-        Data-parallel group: workers with the same part of the model, by replica, and behind them that part's servers.
+        Data-parallel group: workers with the same part of the model, in the order of replicas, then that
+        part's servers.
     mesh : Mesh or None
         All workers; None if every replica is one rank, and on servers.
     mp_group : Comm or None
-        Model-parallel group: the ranks of this replica, in row-major order of the split's axes; None where it is
-        one rank.
+        Model-parallel group: the ranks of this replica, in row-major order of the split's axes; None if the
+        replica is one rank.
     """
 
     replica: int

@@ -1,7 +1,7 @@
 """Partition of a list of layers into parts of about equal cost, or as the experiment specifies.
 
-Only layers with weights count, each together with the following layers without weights. An activation or a
-pooling never forms a part alone.
+The smallest unit is a layer with weights, together with the layers without weights that follow. So an
+activation or a pooling never forms a part alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def partition(task: Task) -> list[ModelPart]:
 
 @torch.no_grad()
 def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
-    """List the smallest parts of a model: a layer with weights and the following layers without.
+    """List the smallest parts of a model: a layer with weights, and the layers without weights that follow.
 
     Parameters
     ----------

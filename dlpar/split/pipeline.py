@@ -33,10 +33,11 @@ from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 class PipelineSplit(Split):
     """This rank's stage of a replica's pipeline.
 
-    Notes ----- A boundary between two parts carries, for each micro-batch, its activations one way and as
-    many gradients back.  The last stage knows the loss and reports it.  Both the first and the last stage
-    hold a weight that they share.  They add up its gradients at the end of a step, so both make the same
-    update.
+    Notes
+    -----
+    For each micro-batch, a boundary between two parts carries activations forward and as many
+    gradients back.  The last stage knows the loss and reports it.  If the first and the last stage share a
+    weight, both hold it.  They add up its gradients at the end of a step, so both make the same update.
 
     Without a flush (pipedream) a step of the training loop is the backward pass of one batch. Forward passes
     run ahead by one step for each later stage.
@@ -97,7 +98,7 @@ class PipelineSplit(Split):
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
         """Yield the actions of a step, each with its successor."""
-        # With a flush all steps share one list, and none follows it.
+        # With a flush all steps share one list of actions, and no action follows its last.
         actions = self.steps[step % len(self.steps)]
         following = [each[0] for each in self.steps[step + 1 : step + 2]]
         return zip(actions, [*actions[1:], *following, None])
@@ -155,7 +156,7 @@ class PipelineSplit(Split):
         self._coming[action] = self.pp_group.irecv(room, source, self._tag(action)), room
 
     def _came(self, action: Action) -> Tensor:
-        """Wait for the message an action needs."""
+        """Wait for the message that an action needs."""
         request, room = self._coming.pop(action)
         with self.record.span("receive", action.micro, action.chunk):
             request.wait()
@@ -164,15 +165,16 @@ class PipelineSplit(Split):
     def send(self, action: Action, result: Tensor) -> None:
         """Start sending a forward pass's result to the next part, or a backward pass's to the previous part."""
         number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
-        # A result has this shape and type already, except for the single number of a world that computes none.
+        # A result already has this shape and type, except in a world that computes no values: it is a single
+        # number there.
         shape = (len(self._samples(action)[1]), *self.chunks[action.chunk].gives[action.kind])
         message = result.detach().expand(shape).to(self.task.activation_dtype)
-        # The last stage's neighbour is the first with its next chunk.
+        # The last stage sends to the first, which holds the next chunk.
         tag = self._tag(action._replace(chunk=action.chunk + number // stages))
         self._sending.append(self.pp_group.isend(message, number % stages, tag))
 
     def _tag(self, action: Action) -> int:
-        """Number an action's message from 1, so that no two under way have the same tag."""
+        """Number an action's message from 1, so that no two messages under way have the same tag."""
         return 1 + 2 * (action.micro * len(self.chunks) + action.chunk) + (action.kind == "B")
 
     # ---- the samples, weights and loss of a step --------------------------------------------
@@ -210,7 +212,7 @@ TIED = 0
 
 
 class Stage:
-    """Stage of this rank: its layers; collective over the workers.
+    """A stage of a pipeline, as one of its ranks holds it; collective over the workers.
 
     Parameters
     ----------
@@ -222,11 +224,11 @@ class Stage:
     Attributes
     ----------
     number, stages : int
-        Number of this stage, 0-based, and of all stages.
+        Number of this stage, 0-based, and the number of all stages.
     pp_group : Comm
         Pipeline-parallel group: the ranks of this replica with the same piece of every layer, by stage.
     tp_group : Comm or None
-        Tensor-parallel group: the ranks of this stage; None where it is one rank.
+        Tensor-parallel group: the ranks of this stage; None if the stage is one rank.
     mp_group : Comm
         All ranks of this replica.
     parts : list of ModelPart
@@ -277,7 +279,8 @@ class Stage:
         """Make copies of a weight equal if replicas run free, because servers update parts in different
         orders.
 
-        Ranks of a stage have copies of weights that are not cut; the last stage has one of the first's tied weight.
+        Ranks of a stage have copies of the weights that are not cut.  The last stage has a copy of the first
+        stage's tied weight.
         """
         if not self.task.experiment.sync.runs_free:
             return
@@ -291,7 +294,7 @@ class Stage:
             comm.compute(partial(Tensor.copy_, parameter.detach(), copy))
 
     def add_up_tied(self) -> None:
-        """Add the other stage's gradients of tied weights to this stage's, as the other stage also does."""
+        """Add up the gradients of tied weights over the two stages that hold them."""
         comm = self.task.comm
         for stage, parameter in self._tied:
             mine, theirs = (comm.empty(parameter.shape, self.dtype) for _ in range(2))
@@ -315,7 +318,7 @@ class Stage:
 
 
 def _forget(model: nn.Sequential, keep: list[Any]) -> None:
-    """Release the layers of which this rank has no part."""
+    """Release the layers that this rank does not hold."""
     kept = {id(layer) for layers in keep for layer in layers}
     for name, layer in list(model.named_children()):
         if id(layer) not in kept:
@@ -328,7 +331,7 @@ class Chunk:
     Parameters
     ----------
     stage : Stage
-        The stage that holds them.
+        The stage that holds the layers.
     part : int
         Number of this part of the model.
     layers : nn.Sequential
@@ -339,10 +342,10 @@ class Chunk:
     Attributes
     ----------
     is_first, is_last : bool
-        Whether they are the model's first or last layers.
+        Whether the chunk has the model's first or last layers.
     takes, gives : dict of str to tuple of int
-        Shape of the message that a pass of each kind needs, and of the one that it gives, for a sample; None, and
-        empty, where there is no message.
+        Shapes, for a sample, of the message that each kind of pass needs and of the message that it gives.
+        Without a message, they are None and empty.
     """
 
     def __init__(self, stage: Stage, part: int, layers: nn.Module, later: Any = None) -> None:
@@ -353,7 +356,7 @@ class Chunk:
         behind = None if self.is_last else stage.parts[part + 1].shape
         self.takes, self.gives = {"F": before, "B": behind, "W": None}, {"F": behind or (), "B": before or ()}
         self.recompute = stage.task.experiment.split.recompute
-        self.charges = stage.tp_group is not None  # cut layers charge for their computing themselves
+        self.charges = stage.tp_group is not None  # cut layers charge for their own computing
         # Input, targets and output of micro-batches between their forward and backward pass.
         self._held: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
@@ -409,18 +412,19 @@ WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
 
 
 class Later:
-    """Delayed gradients of weights by micro-batch: a backward pass in two parts, for zero-bubble schedules.
+    """Backward passes in two parts for zero-bubble schedules: gradients of weights are delayed.
 
     A layer's backward pass has two products.  The stage before waits for the gradient of its input; no stage
     waits for the gradient of its weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage called
-    autograd twice, it would repeat the work between layers.  So each layer has a graph of its own, which is
-    walked twice.  Normalisation and positions, whose gradients are sums and no products, are left to the
-    stage's graph.
+    autograd twice, it would repeat the work between layers.  So each layer has its own graph, which is walked
+    twice.  Normalisation and positions stay in the stage's graph, because their gradients are sums, not
+    products.
 
     Parameters
     ----------
     layers : nn.Module
-        Its linear layers, convolutions, embeddings and tied outputs wait from now on; changed in place.
+        Changed in place: its linear layers, convolutions, embeddings and tied outputs now delay gradients of
+        weights.
     memory : Memory
         Counts the gradients that are kept.
     """
@@ -473,7 +477,7 @@ class WeightStash:
     Parameters
     ----------
     replica : Replica
-        The owner of the weights, which move in place.
+        The owner of the weights, which are updated in place.
     memory : Memory
         Counts the versions that are kept.
 
@@ -497,10 +501,10 @@ class WeightStash:
 
     def keep(self, micro: int) -> None:
         """Keep the present weights for a micro-batch, with one copy per version."""
-        if micro in self._version_of:  # it is passed forward once more
+        if micro in self._version_of:  # its forward pass is repeated
             return
         self._version_of[micro] = self.version
-        if self.version not in self._kept:  # a copy, because the weights move in place
+        if self.version not in self._kept:  # a copy, because the weights are updated in place
             self._kept[self.version] = self.replica.weights.clone()
             self.memory.hold("weights", self._kept[self.version])
 

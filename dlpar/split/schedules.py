@@ -19,10 +19,10 @@ class Action(NamedTuple):
     Attributes
     ----------
     kind : {"F", "B", "W"}
-        Forward pass, backward pass, weight pass.  Where a schedule has weight passes, its backward passes give
-        gradients of inputs alone.
+        Forward pass, backward pass, weight pass.  If a schedule has weight passes, its backward passes give
+        only gradients of inputs.
     micro, chunk : int
-        Number of the micro-batch, and of the stage's chunk it goes through; both 0-based.
+        Numbers of the micro-batch and of the stage's chunk that it goes through; both 0-based.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Action(NamedTuple):
 
 
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Do all forward passes, then all backward passes in reverse order.
+    """Run all forward passes, then all backward passes in reverse order.
 
     Source: Huang et al., GPipe (arXiv 1811.06965), figure 2c.
     """
@@ -39,7 +39,7 @@ def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[A
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Alternate forward and backward passes: at most `stages` - `stage` are in flight.
+    """Alternate forward and backward passes: at most `stages` - `stage` micro-batches are in flight.
 
     Source: Narayanan et al. (arXiv 2104.04473), figure 4; without a flush it is PipeDream (Harlap et al., arXiv
     1806.03377).
@@ -50,7 +50,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Do 1F1B over chunks: groups of micro-batches pass through the chunks in turn.
+    """Run 1F1B over chunks: groups of micro-batches pass through the chunks in turn.
 
     Source: Narayanan et al. (arXiv 2104.04473), section 2.2.2.
     """
@@ -64,17 +64,17 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Do 1F1B, and delay s weight passes of stage s to its idle time.
+    """Run 1F1B, and delay s weight passes of stage s to its idle time.
 
     Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.3, H1.
     """
     found, weights = [], iter(_all("W", microbatches))
     for action in one_forward_one_backward(stage, stages, microbatches):
         found.append(action)
-        # Steady state: a weight pass follows each backward pass, as soon as s of them are put off.
+        # Steady state: once s weight passes are delayed, one follows each backward pass.
         if action.kind == "B" and action.micro >= stage:
             found.append(next(weights))
-    # Cool-down: the weight passes that were put off fill the bubble.
+    # Cool-down: the delayed weight passes fill the bubble.
     return [*found, *weights]
 
 
@@ -91,9 +91,9 @@ def in_turns(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
 
 
 Actions = Callable[[int, int, int, int], list[Action]]
-"""``(stage, stages, microbatches, chunks)`` to the actions of that stage.
+"""Function from ``(stage, stages, microbatches, chunks)`` to the actions of that stage.
 
-Without a flush, each micro-batch is a step of its own, and the list of actions is one for a whole run.
+Without a flush, each micro-batch is its own step, and one list of actions covers a whole run.
 """
 
 SCHEDULES: dict[str, Actions] = {
@@ -107,7 +107,7 @@ SCHEDULES: dict[str, Actions] = {
 
 
 def register(name: str, actions: Actions, traits: config.Traits) -> None:
-    """Add a schedule to those experiments can name; `traits` are its other requirements."""
+    """Add a schedule that experiments can name; `traits` are its other requirements."""
     SCHEDULES[name], config.SCHEDULES[name] = actions, traits
 
 

@@ -1,14 +1,14 @@
 """Spatial parallelism: every rank has all weights and a piece of each image; neighbours exchange halos.
 
-Before the images are flattened each rank computes its piece; then the pieces are
-gathered, and every rank computes the rest for whole images.  (Dryden et al.,
+Each rank computes its piece until the images are flattened.  Then the pieces are gathered, and every rank
+computes the rest for whole images.  (Dryden et al.,
 IPDPS 2019, arXiv 1903.06681; Gholami et al., "Integrated Model, Batch and Domain
 Parallelism", SPAA 2018, arXiv 1712.04432.)
 
 A halo holds the inputs that a rank needs from surrounding pieces.  All eight neighbours exchange at once, so
-that computing the interior hides the whole halo.  Two phases, columns after rows and their corners, would
-send the same elements in half as many messages.  But the second phase would have to wait for the first, so
-nothing would hide it.
+that computing the interior hides the whole halo.  Two phases, first rows and then columns with corners, would
+send the same elements in half as many messages.  But the second phase would wait for the first, so no
+computing would hide it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SpatialSplit(LayerwiseSplit):
         super().__init__(task)
         self.speaks, self.tiled = self.mesh.comm.rank == 0, task.experiment.split.tiled
         cut = [layer for layer in self.replica.model.children() if isinstance(layer, Windowed)]
-        # Gradients of the last layers come first, those of layers computed in pieces last.
+        # Gradients of the last layers come first, and gradients of layers computed in pieces come last.
         count = sum(parameter.numel() for layer in cut for parameter in layer.parameters())
         self.of_pieces = self.replica.gradient[len(self.replica.gradient) - count :]
 
@@ -57,7 +57,7 @@ class SpatialSplit(LayerwiseSplit):
         if not experiment.split.tiled:
             return cut_images(model, mesh, height, width, self.pause)
         alone = Mesh(mesh.comm.split(mesh.comm.rank), dict.fromkeys(mesh.sizes, 1))
-        # A copy: a tile's weights are its own from the first update on.
+        # A copy, because each tile updates its own weights.
         return cut_images(copy.deepcopy(model), mesh, height, width, self.pause, alone)
 
     def gradient(self, step: int) -> None:
@@ -69,7 +69,7 @@ class SpatialSplit(LayerwiseSplit):
         return super()._forward(x[self.tile], y)
 
     def reduce(self) -> None:
-        """Add up the gradients of weights over the pieces of images; tiles have weights of their own."""
+        """Add up the gradients of weights over the pieces of images; tiles have separate weights."""
         if not self.tiled:
             ring_allreduce(self.mesh.comm, self.of_pieces)
 
@@ -92,7 +92,7 @@ class Tiled(nn.Module):
     Parameters
     ----------
     tiles : sequence of nn.Sequential
-        The whole network, once with the weights of each tile, row by row; behind ``Flatten`` they are alike.
+        One whole network with the weights of each tile, row by row; layers after ``Flatten`` are alike.
     sizes : mapping of str to int
         Tiles along ``rows`` and ``columns``.
     """
@@ -112,7 +112,7 @@ class Tiled(nn.Module):
 
 
 def tile_of(rank: int, sizes: Mapping[str, int], height: int, width: int) -> tuple:
-    """Index a rank's piece in images of shape (n, channels, height, width)."""
+    """Return the index of a rank's piece in images of shape (n, channels, height, width)."""
     row, column = divmod(rank, sizes["columns"])
     own = (shares(height, sizes["rows"])[row], shares(width, sizes["columns"])[column])
     return index(own, (range(height), range(width)))
@@ -137,14 +137,14 @@ def cut_images(
     height, width : int
         Size of an image.
     pause : callable, optional
-        The context in which a pass stops for messages, by the name of the phase.
+        Returns the context in which a pass stops for messages, from the name of the phase.
     alone : Mesh, optional
-        This rank by itself: pieces are tiles, whose convolutions and poolings see no other.
+        A mesh of this rank alone: pieces are tiles, whose convolutions and poolings see no other piece.
 
     Raises
     ------
     ValueError
-        If the model has a layer that needs more than a piece and a halo, or pieces are too small for a layer.
+        If a layer needs more than a piece and a halo, or if pieces are too small for a layer.
     """
     layers, in_pieces = OrderedDict[str, nn.Module](), True
     down, across = (mesh.sizes["rows"], mesh.sizes["columns"]) if alone else (1, 1)
@@ -174,7 +174,7 @@ class Local(nn.Module):
 
 
 class Gather(nn.Module):
-    """Gathers all pieces of an image on all ranks, flattened: (n, channels, rows, columns) to (n, features).
+    """Gather all pieces of an image on all ranks, flattened: (n, channels, rows, columns) to (n, features).
 
     Every rank computes the loss of whole images, so it has its piece's gradient without a message.
     """
@@ -211,13 +211,13 @@ class Windowed(nn.Module):
     Parameters
     ----------
     layer : nn.Conv2d, nn.MaxPool2d or nn.AvgPool2d
-        Every rank has the same weights.  Gradients are added to those of this layer: this rank's share of them.
+        Every rank has the same weights.  The rank's share of their gradients is added to this layer's.
     mesh : Mesh
         The ranks that hold the image, with the axes ``rows`` and ``columns``.
     height, width : int
         Size of the whole input.
     pause : callable, optional
-        The context in which a pass stops for messages; its name is ``halo``.
+        Returns the context in which a pass stops for messages; called with ``halo``.
 
     Attributes
     ----------
@@ -229,7 +229,8 @@ class Windowed(nn.Module):
     Raises
     ------
     ValueError
-        If the layer is another or pads in another way, or a piece is too small: see :class:`Cut`.
+        If the layer is of another type, pads in another way, or has a piece that is too small: see
+        :class:`Cut`.
     """
 
     def __init__(
@@ -266,7 +267,8 @@ class Windowed(nn.Module):
     def _of_input(self, gradient: Tensor) -> Tensor | None:
         """Return the gradient of this rank's piece of the input, if needed.
 
-        The border comes first: the gradient of the halo travels while the interior's is computed.
+        The border comes first: the gradient of the halo travels while the gradient of the interior is
+        computed.
         """
         if not self._input_is_wanted:
             self._derive([*self.border, *self.interior], gradient)
@@ -287,7 +289,7 @@ class Windowed(nn.Module):
 
         def make() -> None:
             for block in blocks:
-                # `data`: that the halo is written later must not count as a change of the interior.
+                # `data`, because writing the halo later must not count as a change of the interior.
                 given = self._inputs.data[self._reads(block)].requires_grad_(self._input_is_wanted)
                 with torch.enable_grad():
                     self._made[block] = given, self.layer(given)
@@ -319,7 +321,7 @@ class Windowed(nn.Module):
             self.comm.compute(derive, cost=2 * self._flops(blocks))
 
     def _reads(self, block: Region) -> tuple:
-        """Index the inputs of a block of outputs."""
+        """Return the index of the inputs that a block of outputs reads."""
         reads = tuple(window.reads(axis) for window, axis in zip(self.windows, block))
         return index(reads, self.halo.reads)
 
@@ -331,7 +333,7 @@ class Windowed(nn.Module):
 
 
 def _blocks(outputs: Region, inner: Region) -> tuple[list[Region], list[Region]]:
-    """Divide a rank's outputs: those that need no halo, and up to four strips around them."""
+    """Divide a rank's outputs into those that need no halo, and up to four strips around them."""
     (tall, wide), (middle, centre) = outputs, inner
     if not (middle and centre):
         return [], [outputs]
@@ -353,7 +355,7 @@ FITTING: dict[type[nn.Module], tuple[float, Callable[[Any], bool]]] = {
     nn.MaxPool2d: (-math.inf, lambda pool: not (pool.ceil_mode or pool.return_indices)),
     nn.AvgPool2d: (0.0, lambda pool: not pool.ceil_mode and (pool.count_include_pad or not pool.padding)),
 }
-"""Layers that pieces can compute: the value they pad with, and whether their settings fit."""
+"""Layers that pieces can compute: the value that each pads with, and whether its settings fit."""
 
 
 def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
@@ -370,13 +372,13 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
 
 
 HALO = 1
-"""Tag of its messages.  Tagged messages go by MPI: with NCCL neighbours would both wait to receive before they send."""
+"""Tag that sends halos by MPI: with NCCL both neighbours would wait to receive before they send."""
 
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
 
 Arrive = Callable[[], None]
-"""Waits for other ranks' data, and stores it."""
+"""Call that waits for other ranks' data, and stores them."""
 
 
 class Halo:
@@ -392,7 +394,8 @@ class Halo:
     Attributes
     ----------
     owned, reads : Region
-        This rank's piece, and the inputs of its outputs; these may reach beyond the image, into padding.
+        This rank's piece, and the inputs of its outputs.  The inputs may reach beyond the image, into
+        padding.
     exchanges : bool
         Whether this rank has anything to send or to receive.
     """
@@ -460,7 +463,7 @@ class Halo:
 
 
 def index(place: Sequence[range], within: Sequence[range]) -> tuple:
-    """Return rows and columns as an index into a tensor that covers `within`."""
+    """Return the index of rows and columns in a tensor that covers `within`."""
     return (..., *(slice(p.start - w.start, p.stop - w.start) for p, w in zip(place, within)))
 
 
@@ -470,7 +473,7 @@ class Window(NamedTuple):
     Attributes
     ----------
     kernel, stride, padding, dilation : int
-        As torch has them; the padding is on both sides.
+        As in torch; the padding is on both sides.
     """
 
     kernel: int
@@ -483,7 +486,7 @@ class Window(NamedTuple):
         return max(0, (size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1)
 
     def reads(self, outputs: range) -> range:
-        """Return the inputs of some outputs, the padding included: below 0, and from the image's size on."""
+        """Return the inputs of some outputs, with padding: positions below 0 or beyond the image."""
         start = outputs.start * self.stride - self.padding
         last = (len(outputs) - 1) * self.stride
         return range(start, start + last + self.dilation * (self.kernel - 1) + 1 if outputs else start)
@@ -520,7 +523,7 @@ class Cut:
     size : int
         Positions of the whole input.
     pieces, place : int
-        Number of pieces, and this rank's one, 0-based.
+        Number of pieces, and the number of this rank's piece, 0-based.
 
     Attributes
     ----------
@@ -529,8 +532,8 @@ class Cut:
     reads : range
         The inputs of these outputs, padding included.
     take, give : dict of int to range
-        From or to the piece before (-1) or after (1): the halo, which is inputs of that piece that outputs
-        here need, or the reverse.  Under 0: the inputs needed of one's own.
+        The halo to take from, or give to, the piece before (-1) or after (1): inputs that the other side's
+        outputs need.  Key 0: the needed inputs of this piece.
     inner : range
         Outputs that need no other piece's inputs.
 

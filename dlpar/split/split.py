@@ -1,4 +1,4 @@
-"""Base of splits, by which the ranks of one replica compute its gradient together."""
+"""Base of splits: ways in which the ranks of one replica compute its gradient together."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Task:
     sampler : Sampler
         Chooses the samples of each replica in each step.
     record : Recorder
-        Writes down spans and steps.
+        Records spans and steps.
     criterion : callable
-        ``(output, target)`` to the mean loss over samples.
+        Function from ``(output, target)`` to the mean loss over samples.
     flops : float
         Floating-point operations of a sample's forward and backward pass through the whole model.
     memory : Memory
@@ -102,12 +102,13 @@ class Split:
     speaks : bool
         Whether this rank reports the replica's loss; one rank of each replica does.
     flops : float
-        Floating-point operations of a sample's forward and backward pass, where this rank charges for whole passes.
+        Floating-point operations of a sample's forward and backward pass, if this rank charges for whole
+        passes.
     loss, samples : float, Tensor of shape () or None, int
-        Loss and samples of the replica's step just computed; None and 0 on ranks that do not report.  A
-        tensor is on the rank's device, and reading it waits for the GPU.
+        Loss and samples of the replica's latest step; None and 0 on ranks that do not report.  A tensor is on
+        the rank's device, and reading its value waits for the GPU.
     whole_on_all : bool
-        Whether the ranks of all replicas must call :meth:`whole`, instead of the first replica's ranks.
+        Whether the ranks of all replicas must call :meth:`whole`, instead of only the first replica's ranks.
     """
 
     speaks = True
@@ -128,7 +129,8 @@ class Split:
     def gradient(self, step: int) -> None:
         """Compute ``replica.gradient`` for the replica's samples of a step.
 
-        It is the samples' contribution to the gradient of the global batch's mean loss: over replicas it adds up.
+        This is the samples' contribution to the gradient of the global batch's mean loss.  The sum over
+        replicas is the whole gradient.
         """
         # Naive form, with the whole share of the batch at once:
         #
@@ -166,7 +168,7 @@ class Split:
         self.comm.world.backward(self.comm, work, cost=cost, marks=marks)
 
     def _report(self, loss: Tensor | float, samples: int) -> None:
-        """Store loss and samples of the step, for the scheme on every rank and for the record on one."""
+        """Store loss and samples of the step: on every rank for the scheme, on one rank for the record."""
         self.replica.loss, self.replica.samples = loss, samples
         if self.speaks:
             self.loss, self.samples = loss, samples
@@ -178,17 +180,17 @@ class Split:
 
     @contextmanager
     def pause(self, name: str = "communicate") -> Iterator[None]:
-        """Interrupt the present pass for messages between the ranks of a layer."""
+        """Interrupt the current pass for messages between the ranks of a layer."""
         self._computing.__exit__(None, None, None)
         with self.record.span(name, *self._of):
             yield
         self._computing.__enter__()
 
     def resume(self, step: int) -> None:
-        """Prepare for step `step` of a resumed run, whose kept state is restored."""
+        """Prepare for step `step` of a resumed run, after the kept state was restored."""
 
     def facts(self) -> dict[str, Any]:
-        """Return further facts for the record of the step just done."""
+        """Return further facts about the latest step for its record."""
         return {}
 
     def whole(self) -> nn.Module | None:
@@ -220,8 +222,8 @@ def mean(losses: list[Tensor], counts: list[int]) -> Any:
     return sum(loss * (count / total) for loss, count in zip(losses, counts))
 
 
-# The engine is called directly, because torch's own calls check the gradient they are given with a library for
-# symbolic mathematics: loading it would take seconds of a rank's first step.
+# The engine is called directly. Torch's own calls check their gradient with a library for symbolic
+# mathematics, which takes seconds to load in a rank's first step.
 _run = torch.autograd.Variable._execution_engine.run_backward
 
 
@@ -231,17 +233,17 @@ def backward(output: Tensor, gradient: Tensor, inputs: tuple[Tensor, ...] = ()) 
 
 
 def derivative(output: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient of `x` alone, and keep the graph: ``torch.autograd.grad(output, x, gradient)``."""
+    """Return only the gradient of `x`, and keep the graph: ``torch.autograd.grad(output, x, gradient)``."""
     return _run((output,), (gradient,), True, False, (x,), allow_unreachable=True, accumulate_grad=False)[0]
 
 
 def propagate(loss: Tensor, share: float) -> None:
-    """Add the gradient of `share` times a loss to that of the weights: ``(loss * share).backward()``."""
+    """Add the gradient of `share` times a loss to the weights' gradients: ``(loss * share).backward()``."""
     backward(loss, torch.full_like(loss, share))
 
 
 def narrowed(x: Tensor) -> Tensor:
-    """Convert floats to the type in which products take them: bfloat16 in a forward pass of mixed precision."""
+    """Convert floats to the input type of products: bfloat16 in a forward pass of mixed precision."""
     kind = x.device.type  # a device that holds no values has no autocast
     can = torch.amp.is_autocast_available(kind)
     wanted = can and x.is_floating_point() and torch.is_autocast_enabled(kind)

@@ -1,7 +1,7 @@
 """Deep stacking: blocks that learn separately, from the input and the outputs of earlier blocks.
 
 Source: Deng, Yu and Platt, "Scalable stacking and learning for building deep architectures" (ICASSP 2012).
-Outputs go forward, and nothing comes back.  So a block is never idle after its first outputs have arrived.
+Outputs go forward, and nothing comes back.  So a block is never idle after its first inputs have arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stack(nn.Module):
     blocks : sequence of nn.Module
         Block k takes ``features + k · outputs`` numbers.
     task : str
-        Of the data: class scores go on as probabilities, values as they are.
+        The data's task: class scores are passed on as probabilities, and values unchanged.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], task: str) -> None:
@@ -41,7 +41,7 @@ class Stack(nn.Module):
 
 
 def passed_on(output: Tensor, task: str) -> Tensor:
-    """Return a block's output as later blocks see it, of the same shape, without a gradient."""
+    """Return a block's output in the form that later blocks see: the same shape, without a gradient."""
     return output.detach().softmax(dim=1) if task == "classification" else output.detach()
 
 
@@ -50,8 +50,8 @@ class StackingSplit(Split):
 
     Notes
     -----
-    Each block minimises a loss of its own; the last one's is the replica's.  Block k receives, for its share of a
-    batch, the k outputs before it: ``samples · k · outputs`` numbers.
+    Each block minimises its own loss; the last block's loss is the replica's.  Block k receives, for its
+    share of a batch, the k outputs before it: ``samples · k · outputs`` numbers.
     """
 
     def __init__(self, task: Task) -> None:

@@ -35,7 +35,7 @@ class From(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A task.
+    """A task: work that takes the results of other tasks and gives one result.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ def work(graph: Graph) -> float:
 
 
 def to_the_end(graph: Graph) -> dict[str, float]:
-    """Return each task's cost of the longest path from its start to the end; the largest is the depth D."""
+    """Return the cost of the longest path from each task's start to the end; the largest is the depth D."""
     after: dict[str, float] = defaultdict(float)
     found = {}
     for task in reversed(graph):
@@ -99,7 +99,7 @@ def depth(graph: Graph) -> float:
 def stages(graph: Graph) -> dict[str, int]:
     """Number the stages of a driver, which begin after wide dependencies.
 
-    A dependency is narrow if no other task takes the parent's result, and the child takes no other's.
+    A dependency is narrow if no other task takes the parent's result, and the child takes no other result.
     """
     users = Counter(each.task for task in graph for each in task.inputs)
     found: dict[str, int] = {}
@@ -117,7 +117,7 @@ def schedule(graph: Graph, workers: int) -> tuple[dict[str, int], float]:
     Returns
     -------
     dict of str to int, float
-        The worker of each task, in the order in which they start; and T, in FLOPs.
+        The worker of each task, in the order in which tasks start; and T, in FLOPs.
     """
     check(graph)
     urgency, missing, users = to_the_end(graph), {}, defaultdict(list)
@@ -143,16 +143,16 @@ def schedule(graph: Graph, workers: int) -> tuple[dict[str, int], float]:
 
 
 ORDER, DONE, EDGES = 1, 2, 3
-"""Tags: the driver's order to start a task, a worker's report; of results, the number of the edge comes on top."""
+"""Tags of the driver's orders, of workers' reports, and of results (plus the number of the edge)."""
 
 
 def run(
     comm: Comm, graph: Graph, driver: float | None = None, dtype: torch.dtype = torch.float64
 ) -> Mapping[str, Tensor]:
-    """Run a graph on all ranks, and return the results of this rank's own tasks, by name; collective.
+    """Run a graph on all ranks, and return the results of this rank's tasks, by name; collective.
 
-    A result goes straight from the worker that has it to those that need it.  Without a driver a task starts as soon
-    as its inputs are there, as in the dataflow of Minerva and TensorFlow.
+    A result goes straight from its worker to the workers that need it.  Without a driver a task starts as
+    soon as its inputs arrive, as in the dataflow of Minerva and TensorFlow.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def run(
     Raises
     ------
     ValueError
-        If a name comes twice, if a task stands before its input, or if there is a driver and no worker.
+        If a name is repeated, if a task precedes its input, or if there is a driver but no worker.
     """
     first = int(driver is not None)
     if comm.size <= first:
@@ -204,7 +204,7 @@ def run(
 
 
 Wiring = tuple[dict[str, int], dict[str, list[tuple[str, int]]], dict[tuple[str, int], int]]
-"""Rank of each task, in their order; its consumers, each with the place of the input; and tags of these inputs."""
+"""Rank of each task, its consumers with the input's position in each, and the tags of these inputs."""
 
 
 def _cut(graph: Graph, ranks: int, first: int) -> Wiring:

@@ -26,13 +26,13 @@ Ties = dict[nn.Parameter, nn.Parameter]
 
 
 class TensorSplit(LayerwiseSplit):
-    """A replica whose every layer is cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
+    """A replica with every layer cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
 
     def __init__(self, task: Task) -> None:
         self.group = task.place.mp_group
         self.speaks = self.group.rank == 0
         super().__init__(task)
-        # Layers charge for their computing as it happens, so a finished gradient can be announced at once.
+        # Layers charge for computing as they compute, so a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
         self._overlapping = [each for each in self.replica.model.children() if isinstance(each, Overlapping)]
         for layer in self._overlapping:
@@ -62,25 +62,27 @@ class TensorSplit(LayerwiseSplit):
 
 
 def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
-    """Return this rank's piece of a model or of some layers, with the whole's inputs and outputs.
+    """Return this rank's piece of a model or of some layers, with inputs and outputs of the whole.
 
     Parameters
     ----------
     model : nn.Module
-        Its children are the layers, in the order in which they compute; left as it is.
+        Its children are the layers, in the order in which they compute; not changed.
     group : TensorGroup
-        The ranks to cut over, t; all of them must call with the same model, and compute together.
+        The t ranks to cut over; all must call with the same model, and compute together.
     redundancy : float, default 0
         Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
 
     Returns
     -------
     nn.Sequential
-        Layers of the same names, and at the end ``whole`` where the last of them left its output in pieces.
-        Its parameters are in the order of the model's. Each has ``cut_along``: the dimension along which
-        ranks have pieces of it, or None for a copy on each.
+        Layers of the same names, and finally ``whole`` if the last layer left its output in pieces. Its
+        parameters are in the order of the model's. Each has ``cut_along``: the dimension along which it is
+        cut, or None for a copy on each rank.
 
-    Notes ----- t must divide the width and the heads of a block, the channels of a convolution, and the
+    Notes
+    -----
+    t must divide the width and the heads of a block, the channels of a convolution, and the
     outputs of a linear layer with another after it. The numbers of characters and classes are free.
     """
     layers = OrderedDict[str, nn.Module]()
@@ -114,7 +116,7 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
 def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
     """Return the whole parameters of a model that was cut over `comm`, in order, on its first rank; collective.
 
-    This is for looking at the model, not a part of any step: it is not counted as traffic.
+    This is for inspection outside a step, so it does not count as traffic.
     """
     ranks = comm.gather([parameter.detach().cpu() for parameter in part.parameters()])
     if ranks is None:
@@ -128,8 +130,8 @@ def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
 def level(part: nn.Module, comm: Comm) -> None:
     """Copy the first rank's uncut weights to all ranks; collective.
 
-    Copies get the same gradients.  But where replicas do not wait for each other, servers add up the updates
-    of different parts in different orders, so copies would drift apart.
+    Copies get the same gradients.  But if replicas do not wait for each other, servers add up the updates of
+    different parts in different orders, so copies would drift apart.
     """
     parameters: list[Any] = list(part.parameters())
     copies = [parameter for parameter in parameters if parameter.cut_along is None]
@@ -141,7 +143,7 @@ def level(part: nn.Module, comm: Comm) -> None:
 
 
 def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
-    """Return this rank's piece along a dimension, or all for None; the first pieces may be longer by one."""
+    """Return this rank's piece along a dimension, or all for None; first pieces may be longer by one."""
     piece = parameter.detach()
     if dim is not None:
         piece = piece.tensor_split(group.size, dim)[group.rank]
@@ -151,7 +153,7 @@ def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
 
 
 def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> Any:
-    """Copy a layer: some of its outputs (dim 0), some of its inputs without the bias (1), or all of it (None)."""
+    """Copy some outputs of a layer (dim 0), some inputs without the bias (1), or all of it (None)."""
     piece = copy.deepcopy(layer)
     for name, parameter in layer.named_parameters(recurse=False):
         setattr(piece, name, None if dim and name == "bias" else share_of(parameter, group, dim))
@@ -159,7 +161,7 @@ def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> Any:
 
 
 def product(layer: Any, x: Tensor, group: TensorGroup) -> Tensor:
-    """Compute a layer's output, and charge for it: two operations a multiply-add, a product or two backward."""
+    """Compute a layer's output, and charge its operations; the backward pass has one or two products."""
     output = layer(x)
     flops = 2 * output.numel() * layer.weight.shape[1:].numel()
     return charged(output, group, flops, back=flops if group.weights_wait else 2 * flops)
@@ -190,7 +192,7 @@ class RowParallel(nn.Module):
     def __init__(self, layer: Any, group: TensorGroup) -> None:
         super().__init__()
         self.group, self.piece = group, piece_of(layer, group, 1)
-        # In the piece, so that it comes behind the weight as in the whole layer.
+        # In the piece, so that the bias follows the weight as in the whole layer.
         self.piece.shift = None if layer.bias is None else share_of(layer.bias, group, None)
         self.shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
 
@@ -200,9 +202,9 @@ class RowParallel(nn.Module):
 
 
 class ParallelAttention(Attention):
-    """Attention cut by heads: each rank computes its own heads, and the merged outputs are added up.
+    """Attention cut by heads: each rank computes some heads, and the merged outputs are added up.
 
-    Queries, keys and values read one input, whose gradient is added up once for the three.
+    Queries, keys and values read one input, so its gradient is added up once for all three.
     """
 
     def __init__(self, attention: Attention, group: TensorGroup) -> None:
@@ -234,7 +236,7 @@ def _block(block: Block, group: TensorGroup) -> Block:
 
 
 class ParallelEmbedding(nn.Module):
-    """An embedding cut by characters: each rank looks up its own, and adds zeros for the others'."""
+    """An embedding cut by characters: each rank looks up its own, and adds zeros for the rest."""
 
     def __init__(self, embedding: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
@@ -251,7 +253,7 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelOutput(nn.Module):
-    """The tied output cut by characters: each rank scores its own, and every rank gets all scores."""
+    """The tied output cut by characters: each rank scores its own, and all ranks get all scores."""
 
     def __init__(self, tied: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
@@ -265,7 +267,7 @@ class ParallelOutput(nn.Module):
 
 
 class Gathered(nn.Module):
-    """Gathers all ranks' pieces after a last layer that is cut by outputs."""
+    """Gather all ranks' pieces after a last layer that is cut by outputs."""
 
     def __init__(self, group: TensorGroup, total: int) -> None:
         super().__init__()
@@ -295,7 +297,7 @@ class Overlapping(nn.Module):
     common : int
         Neurons of each rank that all ranks compute.
     copies : Tensor, shape (ranks, common, inputs + 1)
-        Their weights, and biases behind them, as they were at the last :meth:`refresh`.
+        Weights of common neurons, followed by their biases, as of the last :meth:`refresh`.
     """
 
     def __init__(self, own: nn.Linear, group: TensorGroup, redundancy: float) -> None:
@@ -306,7 +308,7 @@ class Overlapping(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Get the present weights of others' neurons that this rank also computes; collective, before each step."""
+        """Get others' weights of neurons that this rank also computes; collective, before each step."""
         if not self.common:
             return
         own = torch.cat([self.own.weight[: self.common], self.own.bias[: self.common, None]], 1)
@@ -321,11 +323,12 @@ class Overlapping(nn.Module):
                 for rank, copy in enumerate(self.copies)
             ]
         mine = group.charge(2 * len(x) * inputs * self.common * (group.size - 1), mine)
-        # Neurons computed by their owner alone are gathered; the gradients of all neurons are summed over ranks.
+        # Neurons that only their owner computes are gathered. The gradients of all neurons are summed over
+        # ranks.
         return pair(mine, partial(self._exchanged, computed=computed), partial(group.scatter, dim=1))
 
     def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
-        """Join all neurons: the common ones as computed here, and the others from their owners."""
+        """Join all neurons: common neurons as computed here, and the others from their owners."""
         alone = own[:, self.common :]
         if not alone.numel():
             return torch.cat(computed, 1)

@@ -10,7 +10,8 @@ operator      forward                                backward
 `gathered`    all-gather                             this rank's piece
 ============  =====================================  =====================================
 
-Behind `added` and `gathered` every rank computes the same, so each has the whole gradient without a message.
+After `added` and `gathered` every rank computes the same values, so each has the whole gradient without a
+message.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from dlpar.split.split import narrowed
 T = TypeVar("T")
 
 Operator = Callable[[Tensor], Any]
-"""Turns a tensor, or its gradient, into another; an unneeded gradient is None."""
+"""Function from a tensor, or its gradient, to another; an unneeded gradient is None."""
 
 Pause = Callable[..., AbstractContextManager]
-"""Gives the context in which a pass stops for messages: :meth:`dlpar.split.split.Split.pause`, say."""
+"""Function that returns the context in which a pass stops for messages, such as ``Split.pause``."""
 
 
 class TensorGroup:
-    """The ranks a layer is cut over (the tensor-parallel group), as its operators use them.
+    """The tensor-parallel group: the ranks over which a layer is cut, as its operators use them.
 
     Parameters
     ----------
@@ -49,10 +50,10 @@ class TensorGroup:
     pause : callable, optional
         The context in which a pass stops for messages; default: none.
     weights_wait : bool, default False
-        Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them
+        Whether the backward pass leaves gradients of weights to a separate pass, which is charged for them
         (:class:`dlpar.split.pipeline.Later`).
     async_allreduce : bool, default False
-        Whether the gradient of an input travels while those of its layers' weights are computed.
+        Whether the gradient of an input travels while the gradients of its layers' weights are computed.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TensorGroup:
         return total
 
     def sum_beside(self, tensor: Tensor, work: Callable[[], T]) -> T:
-        """Sum all ranks' contiguous tensors in place while this rank does some work, and return the work's result."""
+        """Sum all ranks' contiguous tensors in place during this rank's `work`, and return its result."""
         request = self.comm.start(ring_allreduce, tensor.view(-1))
         result = work()
         with self._pause():
@@ -98,7 +99,7 @@ class TensorGroup:
         return pieces[self.rank]
 
     def charge(self, flops: float, x: Tensor) -> Tensor:
-        """Charge for FLOPs where the clock is not the wall's; return the same tensor."""
+        """Charge for FLOPs if the clock is not the wall clock; return the same tensor."""
         self.comm.compute(lambda: None, cost=flops)
         return unchanged(x)
 
@@ -122,7 +123,7 @@ class _Pair(Function):
 def pair(x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> Tensor:
     """Compute ``forward(x)``; `backward` turns its gradient into that of `x`.
 
-    `backward` is also called if only `weights` need a gradient, to which it must add by itself.
+    `backward` is also called if only `weights` need a gradient; it adds to theirs.
     """
     return _Pair.apply(x, forward, backward, *weights)
 
@@ -133,7 +134,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def copied(x: Tensor, group: TensorGroup) -> Tensor:
-    """Pass a tensor that every rank has to cut layers, and add up its gradients (f)."""
+    """Pass a whole tensor to cut layers unchanged, and add up its gradients backward (f)."""
     return pair(narrowed(x), forward=unchanged, backward=group.sum)
 
 
@@ -213,7 +214,7 @@ class SyncBatchNorm(nn.Module):
     would, even if gradients are averaged.  Summing the moments over all ranks, forward and backward,
     makes both networks the same (Zhang et al., "Context Encoding", CVPR 2018, section 3.1).
 
-    Samples may differ in number from rank to rank.  Parameters, buffers and the layer's behaviour in
+    Ranks may have different numbers of samples.  Parameters, buffers and the layer's behaviour in
     evaluation are those of the wrapped layer.
     """
 
@@ -244,9 +245,9 @@ class SyncBatchNorm(nn.Module):
 
 
 def _moments(x: torch.Tensor) -> torch.Tensor:
-    """Return sum and sum of squares by channel, and the number of values: shape (2 C + 1,).
+    """Return the sum and the sum of squares of each channel, and the number of values: shape (2 C + 1,).
 
-    They are float64, because the variance is a small difference of large numbers.
+    The sums are float64, because the variance is a small difference of large numbers.
     """
     x = x.double()
     across = [d for d in range(x.dim()) if d != 1]

@@ -1,6 +1,6 @@
 """ZeRO stage 3: data parallelism in which each rank keeps a chunk of each layer instead of the model.
 
-Ranks gather a layer's weights right before each forward and backward pass, and free them right after.  Ranks
+Ranks gather a layer's weights just before each forward and backward pass, and free them just after it.  Ranks
 add up the layer's gradient as soon as it is finished, and each keeps its chunk.  So 1/N of the memory costs
 1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
 7.2.2).
@@ -26,8 +26,8 @@ from dlpar.split.split import LayerwiseSplit, Task, backward
 class Buffer:
     """A flat vector with views, whose memory can be freed and allocated again.
 
-    Autograd keeps the weights a layer computed with until it computes backward, so that
-    dropping them frees nothing; their storage has to shrink.  Views of it stay what they are.
+    Autograd keeps the weights of a layer's forward pass until its backward pass.  So dropping them frees
+    nothing, and their storage has to shrink.  Views of the storage stay valid.
     """
 
     def __init__(self, like: Sequence[Tensor], comm: Comm, memory: Memory) -> None:
@@ -51,19 +51,19 @@ class Buffer:
 
 
 class Sharded:
-    """Parameters used together, of which each rank keeps a chunk.
+    """Parameters that are used together; each rank keeps a chunk of them.
 
     Parameters
     ----------
     parameters : sequence of nn.Parameter
-        Whole now; from then on only between :meth:`gather` and :meth:`release`.
+        Whole now; later only between :meth:`gather` and :meth:`release`.
     task : Task
         The communicator whose ranks share them.
 
     Attributes
     ----------
     own : nn.Parameter, shape (n / N,)
-        This rank's chunk; in its ``grad`` the gradients of micro-batches add up.
+        This rank's chunk; its ``grad`` accumulates the gradients of micro-batches.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], task: Task) -> None:
@@ -126,7 +126,7 @@ class ZeroSplit(LayerwiseSplit):
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
         super().__init__(task)
-        # In the order in which the replica has them.
+        # In the order of the replica.
         self.lengths = [len(sharded.weights.flat) for sharded in reversed(self.sharded)]
 
     def cut(self, model: nn.Sequential) -> nn.ParameterList:
@@ -134,7 +134,7 @@ class ZeroSplit(LayerwiseSplit):
 
     def gradient(self, step: int) -> None:
         for sharded in self.sharded:
-            sharded.release()  # an evaluation may have left them whole
+            sharded.release()  # an evaluation may have left the layers whole
         super().gradient(step)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class ZeroSplit(LayerwiseSplit):
 def by_users(layers: Sequence[nn.Module]) -> dict[tuple[int, int], list[nn.Parameter]]:
     """Group a model's parameters by the numbers of the first and last layer that use them.
 
-    These are one and the same, except for tied weights.
+    The two are the same layer, except for tied weights.
     """
     users: dict[nn.Parameter, list[int]] = {}
     for number, layer in enumerate(layers):

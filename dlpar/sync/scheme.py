@@ -28,7 +28,9 @@ class Scheme:
     replica : Replica
         This worker's weights and gradient, each a flat tensor of shape (parameters,).
 
-    Notes ----- ``replica.gradient`` holds this worker's *contribution* to the gradient of the global batch's
+    Notes
+    -----
+    ``replica.gradient`` holds this worker's *contribution* to the gradient of the global batch's
     mean loss: the sum over workers is that gradient.
     """
 
