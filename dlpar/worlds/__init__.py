@@ -1,1 +1,1 @@
-"""Worlds of ranks with their clocks: MPI and NCCL, paced, simulated, and platforms on paper."""
+"""Worlds of ranks, each with its clock: real (MPI and NCCL), paced, and simulated; platforms on paper."""

@@ -20,7 +20,7 @@ def connect(cluster: Cluster) -> Comm:
     Raises
     ------
     ValueError
-        If requested CUDA or NCCL cannot work, on every rank alike.
+        On every rank, if the requested CUDA or NCCL cannot work.
     """
     world = MPI.COMM_WORLD
     meet(world)
@@ -53,8 +53,8 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
     Returns
     -------
     (list of int, str)
-        For each rank the number of its GPU among those it sees, the one fewest ranks before it took; no
-        numbers where tensors live on the CPU.  Then ``mpi``, ``nccl`` or ``gloo``.
+        For each rank the number of its GPU among those it sees; each rank takes the GPU that the fewest ranks
+        before it took.  The list is empty if tensors live on the CPU.  Then ``mpi``, ``nccl`` or ``gloo``.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
 
 
 def _visible(cluster: Cluster) -> list[str]:
-    """Return unique names of the GPUs this rank may use; none if its tensors are on the CPU."""
+    """Return unique names of the GPUs that this rank may use; none if its tensors are on the CPU."""
     if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
         return []
     return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
@@ -102,6 +102,6 @@ def join(experiment: Experiment, on_host: bool = False) -> Comm:
         return of_experiment(experiment)
     if on_host:
         return connect(Cluster(device="cpu"))
-    # Weights that workers share are host memory.
+    # Weights that workers share are in host memory.
     device = {"device": "cpu"} if experiment.sync.shares_memory else {}
     return connect(experiment.cluster.model_copy(update=device))

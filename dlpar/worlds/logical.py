@@ -1,4 +1,4 @@
-"""Worlds with a clock other than the wall's: computing times, and library-like collectives."""
+"""Worlds with their own clock: times of computations, and collectives as a library has them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pace:
     platform : Platform
         Gives the device, the variation of its times, and the stragglers.
     flops : float
-        FLOP/s the device sustains on the experiment's model.
+        FLOP/s that the device sustains on the experiment's model.
     rank, seed : int
         Key of times that vary.
     """
@@ -43,7 +43,7 @@ class Pace:
             self.factor = self.timing.factor(self.seed, self.rank, step)
 
     def seconds(self, cost: float) -> float:
-        """Return the seconds of this many FLOPs in this step."""
+        """Return the seconds that this many FLOPs take in this step."""
         return cost * self.per_flop * self.factor
 
 
@@ -57,7 +57,7 @@ class LogicalWorld(World):
     pace : Pace
         Seconds of a computation on this rank's device.
     eager : float
-        Bytes up to which a send returns at once, counted as sent, not as charged.
+        Bytes up to which a send returns at once; bytes as sent, not as charged.
     """
 
     def __init__(self, carrier: str, pace: Pace, eager: float) -> None:
@@ -78,9 +78,9 @@ class LogicalWorld(World):
 
 
 class LogicalComm(Comm):
-    """A communicator with dlpar's own collectives as its library, whose bytes it does not count.
+    """A communicator whose library is dlpar's own collectives; their bytes are not counted.
 
-    All-reduce and reduce-scatter go round a ring, reduce and broadcast down a tree; tensors of any layout.
+    All-reduce and reduce-scatter use a ring, and reduce and broadcast use a tree, for tensors of any layout.
     """
 
     device = torch.device("cpu")
@@ -117,7 +117,7 @@ class LogicalComm(Comm):
         self._as_library(lambda flat: tree_broadcast(self, flat, root), tensor, tensor)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
-        # A rank's place on the ring is one less than its number, so that it sums its own chunk.
+        # A rank's position on the ring is one less than its number, so that the rank sums its own chunk.
         ring_reduce_scatter(self, chunks, [*range(1, self.size), 0])
         self.traffic.hidden()
 

@@ -1,7 +1,7 @@
 """Messages by MPI: CPU tensors in place, device tensors staged through pinned memory.
 
-MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers.  So payloads travel as raw memory, long
-ones as an MPI type of many bytes.  Only the library's all-reduce needs a number type, because it adds.
+MPI has no bfloat16, and counts in 32-bit integers.  So payloads travel as raw memory, and long payloads as an
+MPI type of many bytes.  Only the library's all-reduce needs a number type, because it adds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ADDED_BY_MPI = {
 
 
 DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-"""Classes of errors by which MPI tells of a death: at once, to a receive from any source, and second-hand."""
+"""Classes of errors by which MPI reports a death: directly, to a receive from any source, and second-hand."""
 
 
 LOOK_EVERY = 0.05
@@ -44,7 +44,7 @@ LOOK_EVERY = 0.05
 
 
 class MPIWorld(World):
-    """The real world with reports of deaths from MPI (ULFM)."""
+    """The real world, in which MPI reports deaths (ULFM)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, "mpi")
@@ -63,7 +63,7 @@ class MPIWorld(World):
         return look()
 
     def survivors(self, comm: Comm) -> Comm:
-        for group in self.groups:  # so that nobody waits for us on one of them
+        for group in self.groups:  # so that no rank waits for this one on one of them
             with suppress(MPI.Exception):
                 group.Revoke()
         assert isinstance(comm, MPIComm)
@@ -80,7 +80,7 @@ class MPIComm(Comm):
     device : torch.device or str
         Device of this rank's tensors.
     zero : float, optional
-        ``time.monotonic()`` of second 0; by default all ranks agree on one.
+        ``time.monotonic()`` of second 0; by default all ranks agree on a moment.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class MPIComm(Comm):
         if wire.nbytes > self.world.eager:
             patiently(self.mpi.Isend(whole(wire), dest, tag).Test)
             return
-        # A copy need not wait for its receiver; by itself Open MPI frees the sender for some 500 bytes.
+        # A copy need not wait for its receiver; Open MPI alone frees the sender only up to some 500 bytes.
         copies = self._copies  # a request keeps its memory alive
         copies.append(self.mpi.Isend([bytes(memory_of(wire)), MPI.BYTE], dest, tag))
         while copies and copies[0].Test():
@@ -168,12 +168,12 @@ class MPIComm(Comm):
 
     def barrier(self) -> None:
         meet(self.mpi)
-        self.mpi.Barrier()  # a short one, after which all continue at the same moment
+        self.mpi.Barrier()  # a short wait, after which all continue at the same moment
 
     def split(self, color: int, key: int = 0) -> Comm:
         meet(self.mpi)
         part = self._on(self.mpi.Split(color, key))
-        part._copies = self._copies  # one rank's, whichever group it talks to
+        part._copies = self._copies  # counts of one rank in all its groups
         return part
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
@@ -254,7 +254,7 @@ class MPIComm(Comm):
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         if self._progress is None:
-            # A communicator of its own: the computing thread's messages never meet the bucket's.
+            # A separate communicator, so that messages of the computing thread never match those of buckets.
             self._progress = ProgressThread(self._on(self.mpi.Dup()))
         return self._progress.start(collective, bucket)
 
@@ -275,7 +275,7 @@ class MPIComm(Comm):
 
 
 class _Under:
-    """A request of MPI under way; keeps the memory it uses alive."""
+    """A request of MPI under way, which keeps its memory alive."""
 
     def __init__(
         self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: torch.Tensor | None = None
@@ -296,7 +296,7 @@ class _Under:
         return self._complete
 
     def _finish(self) -> None:
-        """Finish once: afterwards MPI has forgotten the request."""
+        """Finish the request once, because afterwards MPI has forgotten it."""
         self._complete = True
         if self._into is not None:
             landed(self._wire, self._into)
@@ -320,7 +320,7 @@ def whole(wire: torch.Tensor) -> list[Any]:
 
 @cache
 def _type_of(nbytes: int) -> MPI.Datatype:
-    """Make an MPI type of so many bytes: some pieces, and the rest."""
+    """Make an MPI type of this many bytes: some pieces, and the rest."""
     count, rest = divmod(nbytes, PIECE)
     kinds = [MPI.BYTE.Create_contiguous(PIECE), MPI.BYTE]
     return MPI.Datatype.Create_struct([count, rest], [0, count * PIECE], kinds).Commit()
@@ -340,7 +340,7 @@ def common_zero(world: MPI.Intracomm) -> float:
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     if node.size < world.size:
         LONGEST = BETWEEN_HOSTS
-    leaders = world.Split(node.rank, world.rank)  # of use to those of rank 0
+    leaders = world.Split(node.rank, world.rank)  # useful on rank 0's machine
     meet(world)
     zero = node.bcast(_across(leaders) if node.rank == 0 else None)
     leaders.Free()
@@ -349,7 +349,7 @@ def common_zero(world: MPI.Intracomm) -> float:
 
 
 def _across(leaders: MPI.Intracomm) -> float:
-    """Find second 0 on this leader's clock by round trips between leader 0 and each other."""
+    """Find second 0 on this leader's clock by round trips between leader 0 and every other leader."""
     if leaders.rank == 0:
         zero = time.monotonic()
         for other in range(1, leaders.size):
@@ -386,7 +386,7 @@ class SharedCounter:
         return int(self._got[0])
 
     def Free(self) -> None:
-        """Free the window; collective.  The name is that of MPI's own windows."""
+        """Free the window; collective.  MPI's own windows have a method of the same name."""
         self.window.Unlock_all()
         self.window.Free()
 
@@ -398,7 +398,7 @@ FIRST, LONGEST = 2e-5, 1e-3
 """Seconds of the first and of the longest nap; each nap is 1.5 times as long as the previous one."""
 
 BETWEEN_HOSTS = 5e-5
-"""The longest nap of ranks on several hosts: only in turns at both ends does a message cross a network."""
+"""Longest nap of ranks on several hosts, where a message crosses the network by turns at both ends."""
 
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
@@ -415,7 +415,7 @@ def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def meet(mpi: MPI.Intracomm) -> None:
-    """Return once every rank of `mpi` has called; the collective that follows then has nothing to spin for."""
+    """Return once every rank of `mpi` has called, so that the next collective need not spin."""
     patiently(mpi.Ibarrier().Test)
 
 

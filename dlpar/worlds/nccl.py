@@ -1,7 +1,7 @@
 """Messages by torch.distributed: NCCL between GPUs, and gloo for tests without GPUs.
 
-NCCL has neither any-source nor tags.  So a message with a tag above 0, every object and every barrier
-travels by MPI. An untagged message between named peers travels here, if it lies on this rank's device.
+NCCL has no any-source receives and no tags.  So a message with a tag above 0, every object and every barrier
+travels by MPI. An untagged message between named peers travels here, if it is on this rank's device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlpar.comm.base import ANY, Arrival, Request, World, check_peer
 from dlpar.worlds.mpi import MPIComm
 
 PATIENCE = timedelta(minutes=5)
-"""Time that a carrier waits for a peer; the guardian is quicker."""
+"""Time that a carrier waits for a peer; the job's guardian ends a job sooner."""
 
 
 class DistributedComm(MPIComm):
@@ -38,7 +38,7 @@ class DistributedComm(MPIComm):
     zero : float, optional
         ``time.monotonic()`` of second 0; by default all ranks agree on one.
     group : ProcessGroup, optional
-        The ranks' group; by default all of them, which are then introduced to each other.
+        The ranks' group; by default a new group of all ranks.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class DistributedComm(MPIComm):
             _introduce(self, carrier)
         self.group = group or dist.group.WORLD
         self._global = dist.get_process_group_ranks(self.group)
-        # All ranks must make NCCL's first call, which connects the group, but the first message may be
-        # between two.
+        # All ranks must make NCCL's first call, which connects the group. But the first message may be
+        # between two ranks.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
@@ -114,7 +114,7 @@ class DistributedComm(MPIComm):
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
         ranks = mpi.allgather(self._global[self.rank])
-        # In this order; collective over these ranks alone, so others may make a group of theirs meanwhile.
+        # In this order. Only these ranks take part, so other ranks may make another group at the same time.
         group = dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
         part = DistributedComm(mpi, self.device, self.world.carrier, self.zero, group)
         part.traffic, part.world = self.traffic, self.world
@@ -162,7 +162,7 @@ class DistributedComm(MPIComm):
 
 
 class _UnderWay:
-    """Messages under way: sends, and with `into` a receive."""
+    """Messages under way: sends, and a receive if `into` is given."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _UnderWay:
 
 
 def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put the chunks in rows of one tensor, padded to the longest: carriers need equal lengths of at least 1."""
+    """Put chunks in rows of one tensor, padded to the longest: carriers need equal lengths, at least 1."""
     rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
     for row, chunk in zip(rows, chunks):
         row[: len(chunk)] = chunk
@@ -222,5 +222,6 @@ def _introduce(comm: MPIComm, carrier: str) -> None:
         comm.broadcast((host, store.port))
     else:
         store = dist.TCPStore(*comm.broadcast(None), comm.size, is_master=False, timeout=PATIENCE)
-    # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
+    # Without its device: if bound to one, NCCL would make groups by splitting this group, which takes all
+    # ranks.
     dist.init_process_group(carrier, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)

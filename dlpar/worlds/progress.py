@@ -3,9 +3,10 @@
 MPI moves a large message only inside an MPI call.  So a non-blocking collective makes no progress while the
 rank computes.  This thread stays inside such calls.
 
-A GPU executes its work later, in streams: in order within one, and side by side in two.  So on a GPU
-the thread has a stream of its own.  It waits for the work queued on the computing stream before a
-collective was started, and ``wait()`` lets the computing stream wait for its end.  The host waits for neither.
+A GPU executes its work later, in streams: in order within one stream, and side by side in two.  So on a GPU
+the thread has its own stream.  This stream waits for work that was queued on the computing stream before the
+collective started.  ``wait()`` lets the computing stream wait for the end of the collective.  The host waits
+for neither.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dlpar.comm.base import Collective, Comm
 
 
 class ProgressThread:
-    """Runs collectives one after the other, in the order they were started.
+    """A thread that runs collectives one after the other, in the order in which they were started.
 
     Parameters
     ----------
     comm : Comm
-        A communicator no other thread uses.
+        A communicator that no other thread uses.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -76,11 +77,11 @@ def _use_own_stream(device: torch.device) -> None:
 
 
 def _queued_so_far(device: torch.device) -> torch.cuda.Event | None:
-    """Mark the end of the work now queued on this thread's stream; None on the CPU, which has no queue."""
+    """Mark the end of the work queued on this thread's stream; return None on the CPU, which has no queue."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 def _follow(event: torch.cuda.Event | None, device: torch.device) -> None:
-    """Let this thread's stream wait for an event of the other."""
+    """Let this thread's stream wait for an event of the computing stream."""
     if event is not None:
         torch.cuda.current_stream(device).wait_event(event)

@@ -1,7 +1,7 @@
-"""The paced world: real processes on logical clocks, which one process keeps for all.
+"""The paced world: real processes on logical clocks, which one process keeps for all ranks.
 
-`comm` has the calls of its ranks.  `referee` simulates the calls; each rank asks it by `protocol`,
-sends the tensors themselves as `parcels`, and lets the wall clock follow.
+`comm` has the calls of ranks.  `referee` simulates these calls.  Each rank asks the referee by `protocol`,
+sends the tensors as `parcels`, and lets the wall clock follow.
 """
 
 from __future__ import annotations

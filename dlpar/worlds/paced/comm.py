@@ -1,8 +1,8 @@
-"""Ranks paced by a platform on paper: real processes and messages, with a logical clock each.
+"""Ranks paced by a platform on paper: real processes and messages, and a logical clock for each rank.
 
-The referee (:mod:`dlpar.worlds.paced.referee`) decides when things happen; the tensors themselves
-go by MPI.  A computation is done at once and takes the logical time of the platform's
-device; the wall clock follows by sleeping.
+The referee (:mod:`dlpar.worlds.paced.referee`) decides when things happen, and MPI carries the tensors.  A
+computation runs at once, and takes the logical time of the platform's device.  The wall clock follows by
+sleeping.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlpar.worlds.platforms.lookup import charges
 from dlpar.worlds.progress import ProgressThread
 
 PROMPT = 2e-4
-"""Seconds of the shortest computation the referee hears of before it is done: others need not wait for its end."""
+"""Seconds of the shortest computation that is announced before its end, so that others need not wait."""
 
 
 def of_experiment(experiment: Experiment) -> PacedComm:
@@ -38,7 +38,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     Raises
     ------
     ValueError
-        If ranks are on several machines, on all of them alike.
+        On every rank, if ranks are on several machines.
     """
     mpi, platform, seed = MPIComm(), platform_of(experiment), experiment.seed
     machines = len(set(mpi.mpi.allgather(socket.gethostname())))
@@ -56,12 +56,12 @@ def of_experiment(experiment: Experiment) -> PacedComm:
         link.send((mpi.rank, activity))
         return Line(link, wall, parcels)
 
-    # From here on nobody waits in MPI, which would keep a core from those who have something to do.
+    # From here on no rank waits in MPI, because a waiting rank would keep a core from a working rank.
     line = call(0)
     _warm_up()
     helped = parcels.probe()
     if referee:
-        referee.start(*charges(experiment), helped)  # rank 0 alone finds out the charges
+        referee.start(*charges(experiment), helped)  # only rank 0 finds out the charges
     scale, flops, parcels.helped = line.answer()
 
     def overhead(source: int, dest: int) -> float:
@@ -73,7 +73,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
 
 
 def _warm_up() -> None:
-    """Do a first product and backward pass before second 0, because they are slow in a new process."""
+    """Run a first product and backward pass before second 0, because both are slow in a new process."""
     weight = torch.ones(8, 8, requires_grad=True)
     (weight @ weight).sum().backward()
 
@@ -84,11 +84,11 @@ class PacedWorld(LogicalWorld):
     Parameters
     ----------
     call : callable
-        ``call(activity)`` gives a new line to the referee for one more activity of this rank.
+        ``call(activity)`` gives a new line to the referee for another activity of this rank.
     line : Line
         The line of the activity that computes.
     mpi : MPIComm
-        All ranks, for memory they share, which the paced world does not carry itself.
+        All ranks, for shared memory, which the paced world does not carry.
     pace : Pace
         Seconds of this rank's computations.
     eager : float
@@ -101,9 +101,9 @@ class PacedWorld(LogicalWorld):
     number : callable
         Gives a new number at each call: of messages, requests, locks, activities.
     current : threading.local
-        Its ``line`` is that of the activity that asks.
+        Its ``line`` belongs to the calling activity.
     memory, beside : list
-        Things to close at the end: holders of shared memory, and activities beside the computation.
+        Objects to close at the end: holders of shared memory, and activities beside the computation.
     """
 
     clock = "logical"
@@ -162,7 +162,7 @@ class PacedComm(LogicalComm):
     members : sequence of int
         The group's ranks, by their numbers in the world.
     handle : int
-        The group's number, as the referee knows it on this line.
+        The referee's number of the group on this line.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class PacedComm(LogicalComm):
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
         key, nbytes = self.world.number(), tensor.nbytes
-        # The tensor itself goes at once; its receiver is told the number to ask for.
+        # The tensor goes at once. Its receiver learns the number to ask for.
         self.line.parcels.send(tensor, self.members[dest], key)
         self.line.tell("isend", self.handle, dest, tag, nbytes, key)
         self._prepare(dest)
@@ -215,11 +215,11 @@ class PacedComm(LogicalComm):
     def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
         line, pace = self.line, self.pace
         if not cost and not marks:
-            line.flush()  # nobody knows how long it takes
+            line.flush()  # its duration is not known
             return work()
         line.follow(AHEAD)
         if pace.varies and line is not self.world.line:
-            # The computing activity draws the factor of the step.
+            # Only the computing activity draws the factor of the step.
             result = work()
             line.ask("compute", cost)
             return result
@@ -276,7 +276,7 @@ class PacedComm(LogicalComm):
     def close(self) -> None:
         if self.handle or self.line is not self.world.line:
             return
-        # Nothing more will come from this rank; its messages are kept until all are taken.
+        # This rank sends nothing more. Its messages are kept until all are taken.
         line, clock = self.line, self.line.clock
         line.tell("end")
         line.flush()
@@ -285,13 +285,13 @@ class PacedComm(LogicalComm):
         line.answer()
         line.clock = clock
         line.follow(ahead=0.0)
-        # MPI's collective calls happen outside logical time: only when nobody has anything to wait for any more.
+        # MPI's collective calls happen outside logical time, when no rank waits for anything.
         for memory in self.world.memory:
             memory.close()
 
 
 def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
-    """Run a collective on an activity beside the computation, from the logical moment of its start to its end."""
+    """Run a collective on the activity beside the computation, from its logical start to its logical end."""
     comm.world.current.line = comm.line
     comm.line.answer()  # it begins
     try:
@@ -333,7 +333,7 @@ class Guard:
 
 
 class _UnderWay:
-    """A send, a receive or both under way, by their numbers; a short send has none, because it has not to wait."""
+    """A send, a receive or both under way, by number; a short send has none, because nothing waits for it."""
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ class _UnderWay:
         self.arrival: Arrival | None = None
 
     def wait(self, *call: Any) -> Arrival | None:
-        """Wait until all is complete; `call` may combine the messages and the wait."""
+        """Wait until both are complete; `call` may combine the messages and the wait."""
         if not self.complete:
             line = self.comm.line
             since = line.clock
@@ -359,7 +359,7 @@ class _UnderWay:
         return self.arrival
 
     def _take(self, since: float, source: int, tag: int, nbytes: int, key: int, there: float) -> None:
-        """Take the message that was there at a moment, after waiting since `since`."""
+        """Take the message that arrived at a moment, after waiting since `since`."""
         comm = self.comm
         comm.traffic.add(max(there - since, 0.0))
         if nbytes > self.into.nbytes:
@@ -372,10 +372,10 @@ class _UnderWay:
 
 
 class LogicalTraffic(Traffic):
-    """Counts taken where messages are sent and received, as long as one activity does that.
+    """Counts of messages, taken at send and receive as long as one activity does both.
 
-    Of two activities one is ahead on the wall clock; then the referee knows their counts at a moment of
-    the logical clock.
+    With two activities, one is ahead on the wall clock.  Then only the referee knows their counts at a moment
+    of the logical clock.
     """
 
     def __init__(self, world: PacedWorld) -> None:

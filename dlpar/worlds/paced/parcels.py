@@ -12,22 +12,22 @@ from mpi4py import MPI
 from dlpar.worlds.mpi import PIECE, landed, landing, memory_of, patiently, whole
 
 KEPT = 16
-"""Parcels under way above which a send forgets those that have arrived."""
+"""Number of parcels under way above which a send forgets the arrived ones."""
 
 PROBED, PATIENCE = 1 << 18, 0.05
-"""Size in bytes of the parcel that probes whether MPI needs its sender's help, and seconds it may take."""
+"""Bytes of the parcel that probes whether MPI needs its sender's help, and its maximal seconds."""
 
 
 class Parcels:
     """Tensors sent by this process, some still under way.
 
-    Where MPI copies between processes by itself, a parcel needs no help after its send. Elsewhere its sender
-    must call MPI, which costs more than sending it.
+    If MPI copies between processes alone, a parcel needs no help after its send. Otherwise its sender must
+    keep calling MPI, which costs more than the send.
 
     Parameters
     ----------
     mpi : MPI.Intracomm
-        All ranks, on a communicator of its own.
+        All ranks, on a separate communicator.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Parcels:
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
-        """Find out on rank 0 whether senders must help; rank 1 also calls, and avoids MPI until 0 knows."""
+        """Find out on rank 0 whether senders must help; rank 1 takes part, and avoids MPI until the end."""
         probe = torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)
@@ -51,11 +51,11 @@ class Parcels:
             return False
         coming, deadline = self.mpi.Irecv(whole(probe), 1, 0), time.monotonic() + PATIENCE
         patiently(lambda: coming.Test() or time.monotonic() > deadline)
-        self._under_way.append((coming, probe))  # it may still be coming, and needs its memory
+        self._under_way.append((coming, probe))  # the parcel may still be under way, and needs its memory
         return not coming.Test()
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
-        """Start sending a copy, because the rank may change its tensor when its own clock allows."""
+        """Start sending a copy, because the rank may change its tensor as soon as its clock allows."""
         copy = bytearray(memory_of(tensor.contiguous()))  # quicker than a tensor's copy
         sent = [copy, MPI.BYTE] if len(copy) < PIECE else whole(torch.frombuffer(copy, dtype=torch.uint8))
         self._under_way.append((self.mpi.Isend(sent, dest, key % self._tags), copy))
@@ -67,7 +67,7 @@ class Parcels:
         tag, wire = key % self._tags, landing(into)
         if self.helped:
             patiently(self.mpi.Irecv(whole(wire), source, tag).Test)
-        else:  # it is there
+        else:  # it has arrived
             self.mpi.Recv(whole(wire), source, tag)
         landed(wire, into)
 

@@ -1,8 +1,9 @@
 """Protocol of paced ranks and their referee: calls by name, and answers with the clock at their end.
 
-A rank sends its calls in lots, each a list of tuples: the name of a method of
-:class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers those that wait, one by one, with
-(kind of answer, the rank's clock at the end of the call, the wall's second 0 or None while it is not known, result).
+A rank sends its calls in batches, each a list of tuples: the name of a method of
+:class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers waiting calls, one by one,
+with (kind of answer, the rank's clock at the end of the call, the wall's second 0 or None while unknown,
+result).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from dlpar.worlds.paced.parcels import Parcels
 from dlpar.worlds.simulated.simulator import Deadlock, place
 
 OK, WHERE, DEADLOCK, FAILED = range(4)
-"""Kinds of answers: to the call; a question for the rank's place; a deadlock; a failure of the referee."""
+"""Kinds of answers: a result, a question for the rank's place, a deadlock, a failure of the referee."""
 
 PIECE = 1 << 16
 """Bytes read from a socket at a time."""
 
 HEAD = 8
-"""Bytes in front of a message on a link, which count those that follow."""
+"""Length in bytes of a message's header on a link, which gives the number of bytes that follow."""
 
 
 class Link:
@@ -56,11 +57,11 @@ class Link:
         return self._came[at:end]
 
     def waits(self, seconds: float) -> bool:
-        """Return whether something can be read now or within this many seconds."""
+        """Return whether data can be read now or within this many seconds."""
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
     def receive(self) -> Any:
-        """Return the next object sent; block until it is there."""
+        """Return the next object; block until it arrives."""
         return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
 
     def call(self) -> tuple[Any, ...]:
@@ -76,10 +77,10 @@ class Link:
 
 
 AHEAD = 0.01
-"""Seconds a computation may begin before its time: ranks sleep seldom and long, and one late wake-up delays nobody."""
+"""Seconds by which a computation may begin early: ranks sleep seldom, and a late wake-up delays none."""
 
 EARLY = 0.25
-"""Seconds a message may come before its time: while the wall sleeps through a computation, ranks exchange what follows.
+"""Seconds by which a message may come early: ranks exchange it while others sleep through a computation.
 
 Two cores take longer to carry the messages of many ranks than the network on paper does.
 """
@@ -97,9 +98,9 @@ class Wall:
     Attributes
     ----------
     zero : float or None
-        ``time.monotonic()`` of second 0; None until the first rank's time goes on.
+        ``time.monotonic()`` of second 0; None until the first rank's clock advances.
     slip, lag : float
-        Seconds by which the wall was behind the logical clock: the most so far, and now.
+        Seconds by which the wall clock is behind the logical clock: the maximum so far, and now.
     """
 
     def __init__(self) -> None:
@@ -128,14 +129,14 @@ class Wall:
 
 
 FULL = 400
-"""Maximal number of calls that wait for the next flush."""
+"""Maximal number of calls queued for the next flush."""
 
 ORPHANED = 5.0
-"""Seconds within which the guard of the job ends a rank without a referee, whose own complaint would mislead."""
+"""Seconds for the job's guardian to end a rank without a referee, whose own error would mislead."""
 
 
 class Line:
-    """End of a line to the referee, of one activity.
+    """One activity's end of a line to the referee.
 
     Parameters
     ----------
@@ -151,7 +152,7 @@ class Line:
     clock : float
         Logical seconds of this activity.
     asleep : callable
-        Called now and then while it sleeps for long.
+        Called now and then during a long sleep.
     """
 
     def __init__(self, link: Link, wall: Wall, parcels: Parcels) -> None:
@@ -173,7 +174,7 @@ class Line:
             self._with_referee(self.link.send, told)
 
     def _with_referee(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Send or receive; a rank whose referee has gone does not complain first."""
+        """Send or receive; a rank without its referee waits for the guardian before it complains."""
         try:
             return call(*arguments)
         except ConnectionError:
@@ -191,7 +192,7 @@ class Line:
         Raises
         ------
         Deadlock
-            If no rank can go on.
+            If no rank can continue.
         """
         if self._over is not None:  # there are no more answers
             raise self._over

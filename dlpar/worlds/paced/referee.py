@@ -1,8 +1,7 @@
 """The referee of a paced world: a simulation of sizes only, with a real process for each rank.
 
-Ports, queues, any-source receives, locks and deadlocks are those of the simulated world
-because the same code decides them.  It runs on a thread of rank 0's process and
-hears every rank over a socket of the job's own folder.
+The code of the simulated world decides ports, queues, any-source receives, locks and deadlocks.  The referee
+runs on a thread of rank 0's process, and hears every rank over a socket in the job's folder.
 """
 
 from __future__ import annotations
@@ -47,16 +46,17 @@ class Referee:
     address : str
         The socket that ranks call.
     zero : float or None
-        ``time.monotonic()`` when the first rank's time went on.
+        ``time.monotonic()`` when the first rank's clock advanced.
     counters, locks : dict
-        Counters that ranks share, and locks between activities of a rank; by a rank and its number for them.
+        Counters that ranks share, and locks between a rank's activities; keyed by a rank and its number for
+        each.
     proxies : dict
         The proxy that plays each activity.
     """
 
     def __init__(self, nodes: Sequence[int], platform: Platform, seed: int) -> None:
         self.nodes, self.platform, self.seed = nodes, platform, seed
-        self.folder = tempfile.TemporaryDirectory(prefix="pace-")  # nobody else may read it
+        self.folder = tempfile.TemporaryDirectory(prefix="pace-")  # no other account may read it
         self.address = os.path.join(self.folder.name, "referee")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.settimeout(JOINING)
@@ -77,7 +77,7 @@ class Referee:
         scale, flops : float
             Bytes charged for a byte sent, and FLOP/s of a device on the model.
         helped : bool
-            Whether MPI needs the help of senders; every rank is first told this and the charges.
+            Whether MPI needs the help of senders.  Every rank first hears this and the charges.
         """
         self.greeting = scale, flops, helped
         threading.Thread(target=self._run, name="dlpar-referee", daemon=True).start()
@@ -94,7 +94,7 @@ class Referee:
     # ---- answers --------------------------------------------------------------------------
 
     def answer(self, link: Link, clock: float, now: float, result: Any = None) -> None:
-        """Answer a call that ends at `clock`, which is certain since `now`."""
+        """Answer a call that ends at `clock`, an end that became certain at `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
@@ -103,7 +103,7 @@ class Referee:
             link.send((OK, clock, self.zero, result))
 
     def begin(self) -> None:
-        """Set the wall's second 0 to now, when time advances for the first rank and all others wait."""
+        """Set the wall clock's second 0 to now, when the first rank's time advances and all others wait."""
         self.zero = time.monotonic()
         for link, clock, result in self._held:
             link.send((OK, clock, self.zero, result))
@@ -120,7 +120,7 @@ class Referee:
         except Deadlock:
             self._tell_all(DEADLOCK, story(self.simulator.activities, "logical", self._place))
         except ConnectionError:
-            pass  # a rank has died: the guard of the job ends the others, and knows better why
+            pass  # a rank has died: the job's guardian ends the others, and knows the cause
         except BaseException as error:
             self._tell_all(FAILED, f"the referee of the paced world failed: {type(error).__name__}: {error}")
             raise
@@ -162,7 +162,7 @@ class Proxy:
     link : Link
         The link to the rank's process.
     comm : RefereedComm
-        The communicator the activity begins with, as its group 0.
+        The activity's first communicator, its group 0.
     """
 
     def __init__(self, referee: Referee, rank: int, link: Link, comm: RefereedComm) -> None:
@@ -170,7 +170,7 @@ class Proxy:
         self.comms: list[RefereedComm] = []
         self.take_part(comm)
         self.requests: dict[int, Any] = {}
-        self.waits: tuple[Receive | None, Any] | None = None  # of a call that has not been answered
+        self.waits: tuple[Receive | None, Any] | None = None  # of an unanswered call
         referee.proxies[self.activity] = self
 
     def take_part(self, comm: RefereedComm) -> int:
@@ -205,7 +205,7 @@ class Proxy:
 
     def isend(self, comm: int, dest: int, tag: int, nbytes: int, key: int) -> None:
         sending = self.comms[comm].isend(Parcel(nbytes, key, self), dest, tag)
-        if nbytes > sending.comm.eager:  # nobody waits for a short one
+        if nbytes > sending.comm.eager:  # nothing waits for a short message
             self.requests[key] = sending
 
     def irecv(self, comm: int, source: int, tag: int, key: int) -> None:
@@ -224,7 +224,7 @@ class Proxy:
         self.answer(self.requests[key].test())
 
     def wait(self, receiving: int | None, sending: int | None) -> None:
-        """Block until both are complete, and tell the rank the moment as soon as it is certain."""
+        """Block until both messages are complete, and tell the rank the moment as soon as it is certain."""
         receive, send = (self.requests.pop(key, None) for key in (receiving, sending))
         self.waits = receive, send
         self.settle()
@@ -272,7 +272,7 @@ class Proxy:
         self.answer()
 
     def new_step(self, step: int) -> None:
-        # For the activity beside; the rank itself tells the times of the other.
+        # For the activity beside; the rank reports times of its computing activity.
         self.comms[0].pace.new_step(step)
 
     def traffic(self) -> None:
@@ -339,7 +339,7 @@ class Proxy:
 
 
 class Parcel:
-    """A tensor's bytes, sender and number of its parcel, used as ghost and as head."""
+    """A tensor's bytes, sender and parcel number, used as ghost and as head."""
 
     __slots__ = ("key", "nbytes", "sender")
 
@@ -360,7 +360,7 @@ class Room:
 
 
 class WatchedMailbox(Mailbox):
-    """A mailbox that tells proxies when a message has met a receive."""
+    """A mailbox that notifies proxies when a message matches a receive."""
 
     proxy: Proxy | None = None
     """The proxy that receives here, once it takes part."""
@@ -370,7 +370,7 @@ class WatchedMailbox(Mailbox):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """Settle the calls of a message's receiver and sender, if they waited for this message only."""
+        """Settle the calls of a message's receiver and sender, if they waited only for this message."""
         if self.proxy is not None:
             self.proxy.settle()
         message.payload.sender.settle()

@@ -3,8 +3,8 @@
     workloads.py (models that a small one may stand in for) ─► platform.py (devices, links, clusters)
     ─► lookup.py (by name or from a file; nodes of ranks)      ping_pong.py (timing of a real link)
 
-The figures of named workloads and clusters, with their sources, are in ``tables``.  The rules of their
-network are in :mod:`dlpar.worlds.simulated.network`.
+``tables`` holds the figures of named workloads and clusters, with their sources.
+:mod:`dlpar.worlds.simulated.network` has the rules of the network.
 """
 
 from __future__ import annotations

@@ -36,14 +36,15 @@ def here_file() -> Path:
 def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
     """Find a platform by its name, or in a JSON or TOML file with the fields of :class:`Platform`.
 
-    In a file, ``extends`` names a platform or another file; then the file needs only different fields.
+    In a file, ``extends`` names a platform or another file, and the file then gives only the fields that
+    differ.
 
     Parameters
     ----------
     which : str
         One of :func:`names`, or a path: it ends in .json or .toml, or has a slash.
     extending : tuple of str
-        Files on the chain of ``extends`` to this one.
+        Files on the chain of ``extends`` that leads to this one.
 
     Raises
     ------
@@ -80,7 +81,7 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
 
 
 def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
-    """Change fields of `base`; of links, device and timing some fields may be given."""
+    """Return `base` with changed fields; links, device and timing may give some of their fields only."""
     fields = {name: getattr(base, name) for name in Platform.model_fields}
     for name, change in changes.items():
         if isinstance(change, dict) and isinstance(fields.get(name), Part):
@@ -116,11 +117,12 @@ def _first_workers(experiment: Experiment) -> list[int]:
     """Find the first worker of each leaf server's group."""
     of_part = experiment.of_replicas()
     replicas, groups = of_part.workers, of_part.sync.leaf_ranks
-    # As dlpar.sync.parameter_server.leaf_of deals out the workers of one part of the model; more groups are refused.
+    # As dlpar.sync.parameter_server.leaf_of assigns the workers of one part of the model; more groups are
+    # refused.
     starts = [min(-(-group * replicas // groups), replicas - 1) for group in range(groups)]
     if replicas == experiment.workers:
         return starts
-    from dlpar.split.mesh import part_of  # here: a description of a platform needs no torch
+    from dlpar.split.mesh import part_of  # imported here, because a description of a platform needs no torch
 
     members: dict[int, list[int]] = {}
     for worker in range(experiment.workers):
@@ -142,11 +144,11 @@ def placement(
     platform : Platform
         The cluster.
     colocated : bool, default False
-        False: each has a node of its own, and so a port of its own; where the platform is
-        a single node, they share it, a device each.  True: they share the workers' nodes,
-        dealt out one by one.
+        False: each server has its own node, and so its own port.  On a platform of a single node, each has
+        its own device.  True: servers share the workers' nodes, in turn.
     leaves : sequence of int, optional
-        For each leaf server, the last ranks, the first worker of its group: it lives on that worker's node.
+        For each leaf server (the last ranks), the first worker of its group; the leaf is on that worker's
+        node.
 
     Returns
     -------
@@ -175,17 +177,17 @@ def placement(
 
 
 def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> tuple[float, float]:
-    """Return the bytes charged for each byte sent, and the FLOP/s of the platform's devices on the experiment's model.
+    """Return the bytes charged for each byte sent, and the devices' FLOP/s on the experiment's model.
 
-    Where ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and bytes are scaled to
-    those of the workload. Where messages carry sizes only, they are the workload's own.
+    If ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and bytes are scaled to
+    those of the workload. If messages carry sizes only, their sizes are the workload's own.
 
     Parameters
     ----------
     experiment : Experiment
         Names platform and workload.
     own : tuple of float, optional
-        Bytes of the small model, and its FLOPs a sample; default: it is built to find out.
+        Bytes of the small model, and its FLOPs a sample; by default the model is built to find out.
     """
     cluster, platform = experiment.cluster, platform_of(experiment)
     charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None

@@ -18,10 +18,10 @@ def there_and_back(
 ) -> list[float]:
     """Time messages between two ranks: for each size, the quickest of `repeats`, in seconds.
 
-    A message and its answer take two times one; with `both`, two messages pass each other, as in a ring.
-    The quickest counts: others waited for a core, not for the link.
+    A message and its answer take twice the time of one message.  With `both`, two messages pass each other,
+    as in a ring.  Only the quickest counts, because the others waited for a core, not for the link.
     """
-    import torch  # here: the sizes alone do not need it
+    import torch  # imported here, because the sizes alone do not need it
 
     quickest = []
     for size in sizes:

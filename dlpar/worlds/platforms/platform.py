@@ -31,13 +31,14 @@ class Device(Part):
     ----------
     name : str
     flops : float
-        Floating-point operations a second it sustains in training, not its peak.
+        Floating-point operations a second that the device sustains in training, not its peak.
     rates : dict
-        Training samples a second of workloads that were measured on it; they win over `flops`.
+        Training samples a second of workloads that were measured on the device; these take precedence over
+        `flops`.
     overhead : float, default 0
-        Seconds of a worker's step beside its FLOPs: its batch, the interpreter, kernel launches.
+        Seconds of a worker's step beside its FLOPs, for the batch, the interpreter and kernel launches.
     memory_gib : float or None
-        GiB; None: not known.
+        Memory in GiB; None if not known.
     """
 
     name: str = Field(min_length=1)
@@ -54,7 +55,7 @@ class Device(Part):
         flops : float
             Its floating-point operations.
         workload : Workload, optional
-            The model that is trained; a measured rate of it gives the operations a second.
+            The trained model; its measured rate, if any, gives the operations a second.
         """
         rate = self.rates.get(workload.name) if workload is not None else None
         return flops / (rate * workload.flops if rate and workload.flops else self.flops)
@@ -66,9 +67,9 @@ class Timing(Part):
     Attributes
     ----------
     kind : str, default ``"constant"``
-        ``"constant"``: 1.  ``"gamma"`` and ``"exponential"``: drawn, with mean 1.
+        ``"constant"``: always 1.  ``"gamma"`` and ``"exponential"``: random, with mean 1.
     cv : float, default 0.1
-        Standard deviation over mean of the gamma distribution; the exponential's is 1.
+        Standard deviation over mean of the gamma distribution; for the exponential distribution it is 1.
     """
 
     kind: Literal["constant", "gamma", "exponential"] = "constant"
@@ -82,11 +83,11 @@ class Timing(Part):
         seed, rank : int
             The experiment's seed, and the rank that computes.
         number : int
-            The step on that rank, from 0; equal arguments give equal factors.
+            The step of that rank, from 0; equal arguments give equal factors.
         """
         if self.kind == "constant":
             return 1.0
-        from dlpar.delays import drawn  # here: a description of a platform needs no NumPy
+        from dlpar.delays import drawn  # imported here, because a description of a platform needs no NumPy
 
         return drawn(self.kind, 1.0, self.cv, seed, "compute", rank, number)
 
@@ -99,12 +100,13 @@ class Link(FromFile):
     Attributes
     ----------
     latency : float
-        Seconds a message takes however short it is, from 0; many authors call it alpha.
+        Seconds that even the shortest message takes, from 0; many authors call it alpha.
     bandwidth : float
-        Bytes a second, above 0; a port carries one message out and one in at a time.  Its inverse is often called
-        beta (Thakur 2005); the labs write beta for the bandwidth.
+        Bytes a second, above 0; a port carries one message out and one in at a time.  Many authors call the
+        inverse beta (Thakur 2005), but the labs write beta for the bandwidth.
     overhead : float, default 0
-        Seconds of the latency in which a message keeps the sender's processor, and again the receiver's; at most half.
+        Seconds of the latency for which a message keeps the sender's processor, and again the receiver's; at
+        most half.
 
     Raises
     ------
@@ -144,8 +146,8 @@ def _device(value: Any) -> Any:
 class Platform(FromFile):
     """A cluster on paper.
 
-    A message between ranks of one node takes the `inside` link, on which every rank has a port of its own.
-    Between nodes it takes the `between` link.
+    A message between ranks of one node takes the `inside` link, where every rank has its own port. A message
+    between nodes takes the `between` link.
 
     Attributes
     ----------
@@ -154,11 +156,12 @@ class Platform(FromFile):
     device : Device
         The hardware of each rank; one of :data:`~dlpar.worlds.platforms.DEVICES` may be given by its name.
     devices : int, default 1
-        Ranks' devices a node holds.
+        Number of devices in a node.
     nodes : int, default 1
-        Most nodes a job may have.
+        Largest number of nodes of a job.
     inside, between : Link or None
-        Links of ranks of one node, and of two: needed with several devices, and with several nodes.
+        Links between ranks of one node (needed with several devices), and of two nodes (needed with several
+        nodes).
     nic : str, default ``"shared"``
         ``"shared"``: all ranks of a node share one port to the other nodes.  ``"each"``: every rank has its own.
     eager : int, default 65536
@@ -178,7 +181,7 @@ class Platform(FromFile):
 
     name: str = Field(min_length=1)
     source: str = ""
-    device: Annotated[Device, BeforeValidator(_device)] = None  # which is refused in words
+    device: Annotated[Device, BeforeValidator(_device)] = None  # which is refused with a message
     devices: int = Field(1, ge=1, le=1024)
     nodes: int = Field(1, ge=1, le=65_536)
     inside: Link | None = None
@@ -221,7 +224,7 @@ class Platform(FromFile):
         return self.device.seconds(flops, workload)
 
     def link(self, same_node: bool) -> Link:
-        """Return the link of two ranks; if a platform has one kind only, it connects all ranks."""
+        """Return the link of two ranks; if a platform has only one kind of link, it connects all ranks."""
         return (self.inside or self.between) if same_node else (self.between or self.inside)
 
 
@@ -231,7 +234,7 @@ DEVICES = {name: Device(**known["device"]) for name, known in _NAMED["devices"].
 """Devices by name."""
 
 SEPARATOR = "; "
-"""Between the parts of a source: device, inside, between."""
+"""Separator of the parts of a source: device, inside, between."""
 
 
 def _cluster(device: str, network: str) -> Platform:

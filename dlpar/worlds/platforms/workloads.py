@@ -1,7 +1,7 @@
 """Workloads: parameters and operations, by layer, of big models that a small one may stand in for.
 
-The small model does the mathematics; the bytes and FLOPs of the big one are charged.  The tables
-follow from the architectures in the papers; a test derives them anew.
+The small model does the mathematics, and the bytes and FLOPs of the big model are charged.  The tables follow
+from the architectures in the papers, and a test derives them again.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class Layer(FromFile):
     name : str
         Its name in the paper or its reference code.
     parameters : int
-        From 0: a layer that shares another's weights has none of its own.
+        At least 0: a layer that shares another layer's weights has 0.
     flops : float
-        Floating-point operations a sample, forward and backward, a multiply-add being two.
+        Floating-point operations a sample, forward and backward; a multiply-add counts as two.
     outputs : int, default 0
-        Elements of a sample's output, which one stage of a pipeline sends the next; 0: not known, nothing is sent.
+        Elements of a sample's output, which one stage of a pipeline sends to the next; 0: not known, nothing
+        is sent.
     """
 
     name: str = Field(min_length=1)
@@ -77,20 +78,21 @@ class Payload:
 class Workload(FromFile, Payload):
     """A model as a network and a device see it.
 
-    Instead of layers, `parameters` and `flops` of the whole may be given: they make one layer.
+    Instead of layers, `parameters` and `flops` of the whole may be given; they then form one layer.
 
     Attributes
     ----------
     name, source : str
         Its name, and the source that describes its architecture.
     layers : tuple of Layer
-        In the order in which a backward pass finishes their gradients: the last of the network first.
+        In the order in which a backward pass finishes their gradients: the network's last layer comes first.
     itemsize : int, default 4
         Bytes of an element of a gradient, and of the weights: 1, 2, 4 or 8.
     parameters : int
         Of all layers together.
     flops : float
-        Floating-point operations a sample: forward and backward, as 1 to 2, a multiply-add being two.
+        Floating-point operations a sample, one part forward and two parts backward; a multiply-add counts as
+        two.
     nbytes : int
         Of the whole gradient.
 
@@ -171,7 +173,8 @@ def workload(which: str) -> Workload:
     Raises
     ------
     BadExperiment
-        ``cluster.stand_in_for: …``, if there is none, or the file says something that is not allowed.
+        ``cluster.stand_in_for: …``, if there is no such workload, or the file has a value that is not
+        allowed.
     """
     if which in WORKLOADS:
         return _known(which)
@@ -186,7 +189,7 @@ def workload(which: str) -> Workload:
 
 
 def is_path(which: str) -> bool:
-    """Return whether a name is meant as the path of a file: it ends in .json or .toml, or has a slash."""
+    """Return whether a name is the path of a file: it ends in .json or .toml, or has a slash."""
     return which.endswith((".json", ".toml")) or "/" in which
 
 
@@ -196,14 +199,14 @@ def fields_of(path: str, field: str) -> dict[str, Any]:
     Parameters
     ----------
     path : str
-        Of a .toml file; any other is read as JSON.
+        Path of the file; any file but .toml is read as JSON.
     field : str
-        The field whose value the path is, for the message.
+        The field that has the path as its value, for error messages.
 
     Raises
     ------
     BadExperiment
-        If it cannot be read, or holds no mapping.
+        If the file cannot be read, or holds no mapping.
     """
     file, got = Path(os.path.expanduser(path)), f"{field}: got {shown(path, limit=200)}, allowed is a file"
     kind, read = ("TOML", tomllib.loads) if file.suffix == ".toml" else ("JSON", json.loads)

@@ -1,8 +1,8 @@
 """Ranks of a simulation, with the same calls as on MPI, on a virtual clock.
 
 One process holds all ranks. :mod:`dlpar.worlds.simulated.network` decides when messages arrive.  A
-computation takes as long as its cost on the platform's devices; nothing else takes time.  Where ranks really
-compute, messages carry copies; otherwise sizes only.
+computation takes as long as its cost on the platform's devices; nothing else takes time.  If ranks really
+compute, messages carry copies.  Otherwise they carry sizes only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SimulatedComm(LogicalComm):
     world : SimulatedWorld
         Environment of the rank.
     group : Group
-        The ranks that count together.
+        The ranks that are numbered together.
     rank : int
         Number in the group.
     activity : Activity
@@ -154,9 +154,9 @@ class SimulatedComm(LogicalComm):
             payload = tensor.head if self.sizes else tensor
         except AttributeError:
             payload = None
-        if payload is not None:  # the sender may change it as soon as a short message is on its way
+        if payload is not None:  # the sender may change its tensor once a short message is on its way
             payload = payload.detach().clone()
-        message = Message()  # filled in here: a constructor would be called too often
+        message = Message()  # filled in here, because a constructor call would cost too much
         message.source = self.rank
         message.tag = tag
         message.nbytes = nbytes
@@ -178,7 +178,7 @@ class SimulatedComm(LogicalComm):
         arrives = begins + mine.latency
         busy = nbytes * mine.per_byte
         message.left = mine.free = begins + busy
-        if not into.pending and arrives <= now + self.least:  # nobody's head can arrive before
+        if not into.pending and arrives <= now + self.least:  # no message's head can arrive before
             if arrives < into.free:
                 arrives = into.free
             into.free = message.done = arrives + busy
@@ -197,7 +197,7 @@ class SimulatedComm(LogicalComm):
         near, box, message.overhead = self.near, self.box, 0.0
         message.left = message.done = now = self.activity.clock
         near.free = max(near.free, now) + message.nbytes * near.per_byte
-        box.in_order = False  # it is complete before others that are on their way
+        box.in_order = False  # it is complete before messages that are under way
         box.deliver(message)
         return message
 
@@ -207,7 +207,7 @@ class SimulatedComm(LogicalComm):
         result = work() if self.computes else NUMBER
         if cost or marks:
             activity, pace = self.activity, self.pace
-            # As pace.seconds(cost), which would be called for each message of a reduction.
+            # Inline pace.seconds(cost), which would be called for each message of a reduction.
             seconds, done = (cost or 0.0) * pace.per_flop * pace.factor, 0.0
             for share, call in marks:
                 self._slowed(share * seconds - done)
@@ -220,12 +220,12 @@ class SimulatedComm(LogicalComm):
         return result
 
     def _slowed(self, seconds: float) -> None:
-        """Compute for this time, which simultaneous communication may stretch."""
+        """Compute for this time; communication at the same time may stretch it."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:
             busy = side.busy() if side else 0.0
             self.simulator.advance(activity, activity.clock + seconds)
-            # Missing is the share that was lost while the other activity communicated.
+            # The missing share was lost while the other activity communicated.
             lost = (1 - overlap) * (side.busy() - busy) if side and overlap < 1 else 0.0
             seconds = lost if lost > 1e-12 else 0.0
 
@@ -278,7 +278,7 @@ class Group:
 
     def __init__(self, members: Sequence[int]) -> None:
         self.members, self.size = list(members), len(members)
-        # Made by the first rank that takes its own: some are sent to before they listen.
+        # Made by the first rank that takes its own, because some ranks get messages before they listen.
         self.boxes: list[Mailbox] = []
         self._meeting = self._new_meeting()
 
@@ -287,7 +287,7 @@ class Group:
 
     @cached_property
     def beside(self) -> Group:
-        """Return a group of the same ranks for messages during computation, which never match the others."""
+        """Return a group of the same ranks for messages during computation, matched only among themselves."""
         return Group(self.members)
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
@@ -316,7 +316,7 @@ class Group:
 
 
 class Sending:
-    """The request of a send; its `str` names the wait of a rank in it.
+    """The request of a send; its `str` describes the wait of a rank.
 
     Parameters
     ----------
@@ -452,7 +452,7 @@ class Lock:
 
 
 def store(message: Message, into: torch.Tensor) -> None:
-    """Copy a message into a buffer that has room for it."""
+    """Copy a message into a buffer that is large enough."""
     if message.nbytes > into.nbytes:
         raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
     payload, into = message.payload, into.detach()
@@ -475,7 +475,7 @@ def store_head(message: Message, into: Ghost) -> None:
 
 
 class VirtualTraffic(Traffic):
-    """Counts of one rank in all its groups, taken in send and receive for speed."""
+    """Counts of one rank in all its groups, for speed taken within send and receive."""
 
     def __init__(self) -> None:
         self._hidden = False
@@ -494,7 +494,7 @@ class VirtualTraffic(Traffic):
         return sum(comm.box.waited for comm in self.comms)
 
     def waiting(self, blocked: Callable[[], T]) -> T:
-        """Run a call that blocks; its seconds are counted where it waits."""
+        """Run a call that blocks; its seconds are counted at the wait."""
         return blocked()
 
     def hidden(self) -> None:

@@ -1,10 +1,11 @@
 """Training with failures, simulated by events instead of messages, at equal cost for any number of ranks.
 
-A step takes the seconds that it is given.  Failures follow the rules of runs with messages:
+A step takes a given number of seconds.  Failures follow the rules of runs with messages:
 
-    end      a death ends all ranks at once; after detection and a restart, the last snapshot's step is the next
-    going on (shrink, spare)  survivors compute to the exchange where a rank is missing; they discard this step, and
-             make it again without its replica, or with a spare in its place; the dead replica returns when restarted
+    end      a death ends all ranks at once; after detection and a restart, steps continue from the last
+    snapshot going on (shrink, spare)  survivors compute until the exchange where a rank is missing, and
+             discard this step; they repeat it without the dead replica, or with a spare in its place; the
+             dead replica returns after its restart
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ NEVER = 1e300
 """A time or number that no run reaches."""
 
 Interval = int | Callable[[float, list[float]], int]
-"""Steps between snapshots, 0 for none; or a policy, which gives them from the time and the times of deaths so far."""
+"""Steps between snapshots, 0 for none; or a policy from the time and the past deaths to this number."""
 
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
-    """Yield endless times of failures, with exponential seconds between them of this mean."""
+    """Yield times of failures without end, with exponential gaps of this mean."""
     draw, at = generator(seed, "failures"), 0.0
     while True:
         at += draw.exponential(mtbf)
@@ -39,7 +40,7 @@ def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
 
 
 def at_intervals(seconds: float) -> Iterator[float]:
-    """Yield endless times of failures at equal intervals."""
+    """Yield times of failures without end, at equal intervals."""
     return (n * seconds for n in count(1))
 
 
@@ -56,7 +57,7 @@ class Survived:
     deaths : list of float
         Times of the deaths.
     seconds : Counter of str
-        Wall time of a mean rank by kind, `USEFUL` and `LOST`; all kinds add up to `wall`.
+        Wall time of the average rank by kind, `USEFUL` and `LOST`; all kinds add up to `wall`.
     """
 
     wall: float = 0.0
@@ -78,14 +79,14 @@ class Survived:
 
 @dataclass(frozen=True)
 class FailingJob:
-    """A job of several replicas, how long its steps take, and what a failure costs; times in seconds.
+    """A job of several replicas, with its times of steps and its costs of failures; times in seconds.
 
     Parameters
     ----------
     computing, communicating, waiting : float
         Parts of a step of all replicas.
     mtbf : float, default never
-        M: mean seconds between failures of the job, by which they are drawn.
+        M: mean seconds between the random failures of the job.
     regular : bool, default False
         Whether failures come at equal intervals instead.
     every : int or callable, default 0
@@ -95,7 +96,7 @@ class FailingJob:
     detecting, restarting : float, default 0
         Seconds from a failure until it is detected, and until the dead ranks are back.
     joining : float, default 0
-        Seconds that all wait while a joining replica copies another's weights.
+        Seconds for which all replicas wait while a joining replica copies weights.
     on_death : str, default "end"
         ``end``, ``shrink`` or ``spare``.
     replicas : int, default 1
@@ -129,7 +130,7 @@ class FailingJob:
     def run(
         self, steps: float = NEVER, most: float = NEVER, seed: int = 0, deaths: Iterable[float] | None = None
     ) -> Survived:
-        """Train to the end of some steps, or until `most` deaths are survived; default: by `mtbf`."""
+        """Train until the last step, or until `most` deaths are survived; failures default to `mtbf`."""
         if deaths is None:
             deaths = at_intervals(self.mtbf) if self.regular else poisson(self.mtbf, seed)
         return _Life(self, iter(deaths)).live(steps, most)
@@ -142,14 +143,14 @@ class _Life:
         self.job, self.out, self._deaths = job, Survived(), deaths
         self._death = next(deaths, NEVER)
         self._back: list[float] = []  # when replicas that died return
-        self._kept: Counter[str] = Counter()  # useful time since the last snapshot, which a death may take
+        self._kept: Counter[str] = Counter()  # useful time since the last snapshot, which a death may destroy
         self._saved = 0
         self._plan()
 
     def live(self, steps: float, most: float) -> Survived:
         job, out = self.job, self.out
         while out.steps < steps and len(out.deaths) < most and min(self._death, steps) < NEVER:
-            while self._missing() >= job.replicas:  # none is left who has the weights
+            while self._missing() >= job.replicas:  # no replica is left that has the weights
                 self._lose(max(0.0, self._back.pop(0) - out.wall), "restarting")
             self._join()
             parts = self._parts()
@@ -190,7 +191,7 @@ class _Life:
         return max(0, len(self._back) - self.job.spares)
 
     def _parts(self) -> Counter[str]:
-        """Return the seconds of a step by kind for a mean replica, where missing replicas restart."""
+        """Return the seconds of a step by kind for the average replica; missing replicas restart."""
         job, share = self.job, 1 - self._missing() / self.job.replicas
         longer = 1 / share if job.scaling == "strong" else 1.0
         whole = dict(zip(USEFUL, (job.computing * longer, job.communicating, job.waiting)))
@@ -198,7 +199,7 @@ class _Life:
         return Counter({**useful, "restarting": (1 - share) * sum(whole.values())})
 
     def _join(self) -> None:
-        """Take back the replicas that have restarted; one that fills a gap copies weights, and all wait for it."""
+        """Take back restarted replicas; a replica that fills a gap copies weights, and all wait for it."""
         while self._back and self._back[0] <= self.out.wall:
             self._spend("restarting", self.job.joining * bool(self._missing()))
             self._back.pop(0)
@@ -257,7 +258,7 @@ class _Life:
         self._plan()
 
     def _lose(self, seconds: float, kind: str) -> None:
-        """Lose the steps since the last snapshot, after some more seconds of a kind."""
+        """Lose the steps since the last snapshot, after some further seconds of a kind."""
         self._spend(kind, seconds)
         self.out.seconds["done again"] += self._kept.total()
         self._kept.clear()
@@ -273,7 +274,7 @@ def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = 
     nbytes : float
         Bytes of all ranks together.
     store, port : float
-        Bytes a second of the store, and of one rank.
+        Bytes a second of the store, and of one rank's port.
     ranks : int, default 1
         Ranks that write equal shares.
     """

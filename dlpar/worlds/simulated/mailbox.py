@@ -11,22 +11,22 @@ from dlpar.worlds.simulated.simulator import Simulator
 
 
 class Message:
-    """A message since its send, filled in by its sender and read by its receiver as an :class:`Arrival`.
+    """A message under way, filled in by its sender and read by its receiver as an :class:`Arrival`.
 
     Attributes
     ----------
     left, done : float
-        Seconds at which it has left the sender's port, and at which all of it is there.
+        Seconds at which the message has left the sender's port, and at which it has arrived completely.
     payload : Any
         A copy of the tensor that was sent.
     sender : Activity or None
         The sender, if it waits until a matching receive is posted.
     met : float or None
-        Seconds at which a matching receive was there.
+        Seconds at which a matching receive was posted.
     overhead : float
-        Seconds of a processor at each end, where messages cost any.
+        Seconds for which a processor is busy at each end, if messages keep processors.
     box : Mailbox
-        The receiver's; like the next two known of messages whose head is on its way.
+        The receiver's mailbox; like the next two attributes, known once the message's head is under way.
     port, busy : Port, float
         The receiver's port, and the seconds the message keeps it.
     """
@@ -34,18 +34,18 @@ class Message:
     __slots__ = (
         "box", "busy", "done", "left", "met", "nbytes", "overhead", "payload", "port", "sender", "source", "tag",
     )  # fmt: skip
-    due = None  # which an activity, the other kind of event, never has
+    due = None  # an activity, the other kind of event, never has it
 
     def arrive(self, time: float) -> None:
         """Grant the receiver's port to the message, whose head has arrived."""
         port = self.port
         port.pending -= 1
         if self.sender is not None and self.left < time:
-            self.left = time  # a sender that waits cannot know before that it was met
+            self.left = time  # only now can a waiting sender know of the match
         port.free = self.done = (time if port.free <= time else port.free) + self.busy
         self.box.deliver(self)
 
-    # An Arrival of its own for each message would cost more than the rest of receiving it.
+    # A separate Arrival for each message would cost more than all other work of a receive.
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.source, self.tag, self.nbytes))
@@ -58,7 +58,7 @@ class Message:
 
 
 class Receive:
-    """The request of a receive that was posted."""
+    """The request of a posted receive."""
 
     __slots__ = ("arrival", "box", "into", "message", "posted", "source", "tag", "waiting")
 
@@ -81,14 +81,14 @@ class Receive:
         )
 
     def wait(self) -> Arrival:
-        """Block until the message is there, and take it."""
+        """Block until the message is complete, and take it."""
         if self.arrival is None:
             self.arrival = self.box.take(self)
         return self.arrival
 
 
 class Mailbox:
-    """The messages to one rank in one group, and the receives it has posted.
+    """The messages to one rank in one group, and the rank's posted receives.
 
     Parameters
     ----------
@@ -104,19 +104,19 @@ class Mailbox:
     node : int
         Node of the rank.
     near, far : Port
-        Ports of messages from its own node, and from others.
+        Ports for messages from the rank's own node, and from others.
     charged : bool
-        Whether messages cost processors time.
+        Whether messages keep processors busy.
     in_order : bool
         Whether messages are complete in the order in which they are delivered.
     owner : Activity
         The activity that receives here, once it is ready.
     blocked : bool
-        Whether it waits in a call that receives, of `source` and `tag`, for a message that fits.
+        Whether the owner waits in a receiving call, with `source` and `tag`, for a matching message.
     message : Message
         The last message for such a call.
     waited : float
-        Seconds its owner has waited for messages.
+        Seconds that the owner has waited for messages.
     """
 
     __slots__ = (
@@ -128,8 +128,8 @@ class Mailbox:
         self.simulator, self.store, network = simulator, store, simulator.network
         self.node, self.in_order = network.nodes[member], network.one_port[member]
         self.near, self.far = network.inside[member].into, network.between[member].into
-        self.inbox: deque[Message] = deque()  # taken from its left end, as a rule
-        self.posted: list[Receive] = []  # those whose message has not been taken
+        self.inbox: deque[Message] = deque()  # usually taken from its left end
+        self.posted: list[Receive] = []  # receives with a message that has not been taken
         self.waited, self.blocked, self.charged = 0.0, False, network.charged
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ class Mailbox:
 
     def deliver(self, message: Message) -> None:
         """Match a message that has its receive port, and will be complete at ``message.done``."""
-        if self.blocked:  # it takes the first that fits, and has posted nothing else
+        if self.blocked:  # it takes the first matching message, and has posted nothing else
             source, tag = self.source, self.tag
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
                 owner = self.owner
@@ -174,13 +174,13 @@ class Mailbox:
                 if message.done < earlier.done and (
                     receive.source == ANY or message.source == earlier.source
                 ):
-                    # Complete before one that was granted another port sooner: that one looks further.
+                    # Complete before a message that got another port sooner: that message looks further.
                     self._match(receive, message)
                     message = earlier
         inbox = self.inbox
         if message.met is None:
             inbox.append(message)
-        else:  # once more in front of later messages of the same rank
+        else:  # again in front of later messages of the same rank
             later = (i for i, m in enumerate(inbox) if m.source == message.source and m.done >= message.done)
             inbox.insert(next(later, len(inbox)), message)
 
@@ -221,5 +221,5 @@ class Mailbox:
 
 
 def _in_words(source: int, tag: int) -> str:
-    """Describe a call that receives."""
+    """Describe a receiving call."""
     return f"recv from {'any rank' if source == ANY else f'rank {source}'}{'' if tag == ANY else f' (tag {tag})'}"

@@ -1,10 +1,11 @@
-"""The network model: ports, latency and bandwidth, the same on every clock that is not the wall's.
+"""The network model of paced and simulated ranks: ports, latency and bandwidth.
 
-The sender's processor is busy with a message of B bytes for the link's overhead o.  Then the message leaves when
-the sender's port is free, and keeps that port for B / bandwidth.  Its head arrives a latency - 2 o later and keeps the
-receiver's port for B / bandwidth.  The receiver's processor is busy for another o when it takes the message.  Ports of
-receivers are granted in the order in which heads arrive, not of receive calls.  So a queue in front of a parameter
-server is a result, not an assumption (LogGP, Alexandrov et al. 1995, with a port at each end).
+The sender's processor is busy with a message of B bytes for the link's overhead o.  Then the message leaves
+when the sender's port is free, and occupies that port for B / bandwidth.  Its head arrives latency - 2 o
+later, and the message occupies the receiver's port for B / bandwidth.  The receiver's processor is busy for
+another o when it takes the message.  Ports of receivers are granted in the order of arriving heads, not of
+receive calls.  So a queue in front of a parameter server is a result, not an assumption (LogGP, Alexandrov et
+al. 1995, with a port at each end).
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ class Port:
     Attributes
     ----------
     free : float
-        Moment at which it has carried all messages given to it so far, in seconds.
+        Moment, in seconds, at which the port has carried all messages given to it so far.
     pending : int
-        Messages that will need it once their heads arrive.
+        Messages that will need the port once their heads arrive.
     latency : float
         Seconds until the head of a message that leaves here arrives.
     per_byte : float
-        Seconds each byte keeps it.
+        Seconds for which each byte occupies the port.
     overhead : float
-        Seconds of a processor at each end of a message.
+        Seconds for which a message keeps a processor at each end.
     """
 
     __slots__ = ("free", "latency", "overhead", "pending", "per_byte")
@@ -42,14 +43,14 @@ class Port:
 
 
 class Route:
-    """The ports of a rank on one kind of link, out and in; bytes are charged `scale` times."""
+    """The two ports of a rank on one kind of link, out and in; bytes are charged `scale` times."""
 
     def __init__(self, link: Link, scale: float) -> None:
         self.out, self.into = Port(link, scale), Port(link, scale)
 
 
 class Network:
-    """All routes between ranks that sit on the nodes of a platform.
+    """All routes between ranks on the nodes of a platform.
 
     Parameters
     ----------
@@ -58,14 +59,14 @@ class Network:
     nodes : sequence of int
         Node of each rank.
     scale : float
-        Bytes charged for each byte sent: above 1 where a small model stands in for a larger one.
+        Bytes charged for each byte sent: above 1 if a small model stands in for a larger one.
 
     Attributes
     ----------
     inside, between : list of Route
-        Of each rank, to ranks of its own node and to others.
+        Routes of each rank, to ranks of its own node and to others.
     least : float
-        The shortest time from a port to another: no later message gets to one sooner.
+        The shortest time from one port to another, within which no new message can arrive.
     charged : bool
         Whether messages cost processors time.
     one_port : list of bool

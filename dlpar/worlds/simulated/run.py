@@ -42,11 +42,11 @@ def simulated_world(
     scale : float
         Bytes charged for a byte sent.
     flops : float, optional
-        FLOP/s of a device on the model; default: the platform's of any model.
+        FLOP/s of a device on the model; default: the platform's FLOP/s for any model.
     seed : int
         Seed of times that vary.
     kind : type
-        Class of the communicators.
+        The class of the communicators.
     """
     network = Network(platform, nodes, scale)
     simulator, group = Simulator(network, computes), Group(range(len(nodes)))
@@ -81,8 +81,8 @@ def run_program(
     """Run ``program(comm)`` on every rank, and return each result.
 
     If one rank keeps all others waiting for `patience` seconds of the wall clock, another thread calls
-    ``on_hang(story)`` once, because nothing in Python can interrupt the rank.  While ranks go on, it calls
-    ``on_move()`` now and then.
+    ``on_hang(story)`` once, because nothing in Python can interrupt the rank.  While ranks make progress, the
+    thread calls ``on_move()`` now and then.
 
     Raises
     ------
@@ -94,13 +94,13 @@ def run_program(
     results: list[Any] = [None] * len(comms)
 
     def of_rank(comm: SimulatedComm) -> Callable[[], None]:
-        def run() -> None:  # no partial: each C function on a greenlet's stack makes its switches dearer
+        def run() -> None:  # no partial, because each C function on a greenlet's stack slows its switches
             results[comm.rank] = program(comm)
             comm.close()
 
         return run
 
-    gc.freeze()  # thousands of ranks hold many objects, and few of them ever go in circles
+    gc.freeze()  # thousands of ranks hold many objects, and few of these form reference cycles
     gc.disable()
     try:
         with _watched(simulator, patience, on_hang, on_move):
@@ -124,7 +124,7 @@ def _watched(
         seen, since = None, time.monotonic()
         while not stopped.wait(min(1.0, patience / 4)):
             running = simulator.running
-            # The clock, too: for a rank by itself no moment passes.
+            # The clock, too, because a single rank's moments may not pass.
             now = simulator.passed, running, running and running.clock
             if running is None or now != seen:
                 seen, since = now, time.monotonic()

@@ -1,7 +1,7 @@
 """Ranks on a virtual clock: one runs at a time, always the one with the earliest next moment.
 
-This is a discrete-event simulation of blocking programs.  Equal programs and seeds give equal runs, to the
-last bit, because events of one moment happen in the order of planning.
+This is a discrete-event simulation of blocking programs.  Equal programs and seeds give bit-identical runs,
+because events of one moment happen in the order of planning.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Activity:
     clock : float
         Its time, in seconds.
     due : float
-        Time at which it goes on; its events at any other time are void.
+        Time at which it continues; its events at any other time are ignored.
     task : GreenletTask or ThreadTask
         The task it runs on.
     waits_for : Any
-        The thing it waits for; its `str` describes that.
+        The object that it waits for; its `str` describes the wait.
     idle : bool
         Whether it waits for work; then it may wait forever.
     done : bool
-        Whether it has run to its end.
+        Whether it has ended.
     """
 
     __slots__ = ("clock", "done", "due", "idle", "rank", "task", "waits_for")
@@ -71,22 +71,22 @@ class Simulator:
     time : float
         The present moment, in seconds.
     present : iterator
-        The events left of the present moment.
+        The remaining events of the present moment.
     last : Activity or Message
         The last event of the present moment.
     passed : int
-        Moments so far.
+        Number of moments so far.
     running : Activity or None
         The activity whose turn it is.
     over : bool
         Whether all have ended, or one has failed.
     made : dict
-        Things that are equal on all ranks, by name: made once.
+        Objects that are equal on all ranks, by name; each is made once.
     """
 
     def __init__(self, network: Network, computes: bool) -> None:
         self.network, self.computes, self.made = network, computes, {}
-        # Ranks in step ask for the same moments: those go through the heap once for all of them.
+        # Ranks in lockstep ask for the same moments, which pass through the heap once for all ranks.
         self.events: dict[float, list[Any]] = {}
         self.moments: list[float] = []
         self.present: Iterator[Any] = iter(())
@@ -108,7 +108,7 @@ class Simulator:
                 program()
             except Abandoned:
                 raise
-            except BaseException as error:  # the others cannot go on without it
+            except BaseException as error:  # the others cannot continue without it
                 if self.error is None:
                     self.error, self.failed_rank = error, activity.rank
             activity.done, activity.due = True, inf
@@ -138,7 +138,7 @@ class Simulator:
             self.over, self.present, self.last = True, iter(()), None
             for activity in self.activities:
                 if not activity.done:
-                    with suppress(Abandoned):  # of a greenlet it comes back here
+                    with suppress(Abandoned):  # a greenlet's exception comes back here
                         activity.task.abandon()
 
     # ---- for activities ------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Simulator:
         """Advance an activity's clock to `time`, after all earlier events."""
         if activity is not self.last or (self.moments and self.moments[0] <= time):
             activity.due, events = time, self.events
-            if time in events:  # plan(time, activity), a call less
+            if time in events:  # plan(time, activity) inline, to save a call
                 events[time].append(activity)
             else:
                 events[time] = [activity]
@@ -203,7 +203,7 @@ MOST = 8
 def story(
     activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None
 ) -> str:
-    """Describe the place of each activity that waits forever, as `where` gives it, and the ranks that have ended."""
+    """Describe the place (by `where`) of each activity that waits forever, and list the ended ranks."""
     where = where or (lambda activity: place(activity.task.frame()))
     stuck = [a for a in activities if not a.done and not a.idle]
     told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:MOST]]
@@ -223,7 +223,7 @@ def story(
 
 
 CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.animation", "threading", "greenlet")
-"""Beginnings of the names of modules that carry messages; the line of interest is in their caller."""
+"""Prefixes of the names of modules that carry messages; the relevant line is in their caller."""
 
 
 def place(frame: FrameType | None) -> str:
@@ -248,7 +248,7 @@ class Abandoned(BaseException):
 
 
 class GreenletTask(greenlet):
-    """Runs ``program()`` instead of the caller of ``switch()``, which goes on when it is switched to.
+    """Task that runs ``program()`` instead of the caller of ``switch()``, until it is switched back.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ class GreenletTask(greenlet):
         maker = getcurrent()
 
         def run() -> None:
-            maker.switch()  # begun now: begun by another greenlet it would count the calls of that one
+            maker.switch()  # begun now, because another greenlet's calls would count in a task that it begins
             program()
 
         super().__init__(run, main)
