@@ -79,7 +79,7 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
             if peers is not None:
                 request = comm.isend(tensor, peers[0])
                 sending.append(comm.now() - began)
-                comm.recv(arriving, peers[1])
+                comm.recv(arriving, peers[1], tag=0)
                 request.wait()
                 comm.world.settle()
             taken.append(comm.now() - began)

@@ -118,9 +118,13 @@ class Traffic:
                 del self._since[thread]
                 self._waited += self._now() - since
 
+    def waited_by_device(self) -> float:
+        """Return the seconds in which a GPU, not the host, waited since the last call; its queue must be empty."""
+        return 0.0
+
     @property
     def waited(self) -> float:
-        """Seconds waited so far, including a present wait."""
+        """Seconds waited so far by the host, including a present wait."""
         if not self._since:
             return self._waited
         with self._lock:
@@ -144,8 +148,10 @@ class DeviceLock:
         self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        torch.cuda.current_stream(self._device).synchronize()
-        self._lock.release()
+        try:
+            torch.cuda.current_stream(self._device).synchronize()
+        finally:  # an error of the GPU must not hang the other thread
+            self._lock.release()
 
 
 class World:
@@ -272,8 +278,9 @@ class Comm(ABC):
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         """Receive a message into a tensor with enough room, and block until the message is there.
 
-        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI. A receive from `ANY` gets
-        only tagged messages.
+        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI.  With such a carrier, a receive
+        on its device names a source and tag 0, or a tag above 0; others raise `ValueError`.  An untagged message
+        has exactly the size of its tensor.
         """
         return self.irecv(into, source, tag).wait()
 
@@ -417,6 +424,18 @@ def check_peer(comm: Comm, peer: int, what: str) -> None:
     """Raise `ValueError` unless `peer` is a rank of `comm` (or ANY, as a source)."""
     if not (0 <= peer < comm.size or (peer == ANY and what == "source")):
         raise ValueError(f"{what}: got {peer}, allowed is a rank from 0 to {comm.size - 1}")
+
+
+def fill(into: torch.Tensor, payload: torch.Tensor, nbytes: int) -> None:
+    """Copy the first bytes of a payload to a tensor, which keeps its other values."""
+    into = into.detach()
+    if nbytes < into.nbytes or (payload.dtype, payload.shape) != (into.dtype, into.shape):
+        whole = into.contiguous()
+        room, raw = (t.contiguous().view(-1).view(torch.uint8)[:nbytes] for t in (whole, payload))
+        room.copy_(raw, non_blocking=True)
+        payload = whole
+    if payload is not into:  # a GPU copies from pinned memory while the rank continues
+        into.copy_(payload, non_blocking=True)
 
 
 def too_long(room: int, source: int, tag: int, nbytes: int, rank: int | None = None) -> ValueError:

@@ -207,7 +207,11 @@ class Recorder:
 
     def _take_spans(self) -> list[tuple[Any, ...]]:
         spans, self._spans = self._spans, []
-        return spans if self._device is None else self._device.timed(spans)
+        if self._device is None:
+            return spans
+        spans = self._device.timed(spans)
+        self._waited += self.traffic.waited_by_device()
+        return spans
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         self._file.add({**record, **self._whose}, soon)

@@ -70,7 +70,7 @@ class StackingSplit(Split):
         seen = x.new_empty(len(x), self.number * data.classes)
         if self.number:
             with self.pause():
-                self.group.recv(seen.view(-1), self.number - 1)
+                self.group.recv(seen.view(-1), self.number - 1, tag=0)
         wait_all(self.sending)
         inputs = torch.cat([x, seen], dim=1)
         output = self.comm.compute(lambda: self.replica.model(inputs), cost=self.flops * len(y) / 3)

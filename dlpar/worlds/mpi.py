@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from dlpar.comm import base
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, T, Traffic, World, check_peer, too_long
 from dlpar.worlds.progress import ProgressThread
 
@@ -126,8 +127,7 @@ class MPIComm(Comm):
         if nbytes > wire.nbytes:
             raise too_long(wire.nbytes, source, tag, nbytes, self.rank)
         message.Recv(whole(wire))
-        landed(wire, into)
-        return Arrival(source, tag, nbytes)
+        return Arrival(source, tag, landed(wire, into, nbytes))
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
@@ -163,8 +163,7 @@ class MPIComm(Comm):
                 f"recv: rank {self.rank} has room for {into.nbytes:,} bytes, but rank {source} sent more (tag {tag})"
             ) from None
         patiently(going.Test)
-        landed(room, into)
-        return Arrival(source, tag, status.Get_elements(MPI.BYTE))
+        return Arrival(source, tag, landed(room, into, status.Get_elements(MPI.BYTE)))
 
     def barrier(self) -> None:
         meet(self.mpi)
@@ -226,7 +225,7 @@ class MPIComm(Comm):
         wire = staged(tensor) if self.rank == root else landing(tensor)
         self.mpi.Bcast(whole(wire), root)
         if self.rank != root:
-            landed(wire, tensor)
+            landed(wire, tensor, tensor.nbytes)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
@@ -299,9 +298,9 @@ class _Under:
         """Finish the request once, because afterwards MPI has forgotten it."""
         self._complete = True
         if self._into is not None:
-            landed(self._wire, self._into)
             status = self._status
-            self._arrival = Arrival(status.source, status.tag, status.Get_elements(MPI.BYTE))
+            nbytes = landed(self._wire, self._into, status.Get_elements(MPI.BYTE))
+            self._arrival = Arrival(status.source, status.tag, nbytes)
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
@@ -434,10 +433,11 @@ def landing(into: torch.Tensor) -> torch.Tensor:
     return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
 
 
-def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a message to its tensor; a GPU copies from pinned memory while the rank continues."""
+def landed(wire: torch.Tensor, into: torch.Tensor, nbytes: int) -> int:
+    """Copy a message of so many bytes to its tensor, and return the bytes."""
     if wire is not into:
-        into.detach().copy_(wire, non_blocking=True)
+        base.fill(into, wire, nbytes)
+    return nbytes
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.buffer:

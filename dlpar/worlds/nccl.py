@@ -2,6 +2,7 @@
 
 NCCL has no any-source receives and no tags.  So a message with a tag above 0, every object and every barrier
 travels by MPI. An untagged message between named peers travels here, if it is on this rank's device.
+A receive that could mean either is refused, because it would wait for one and miss the other.
 """
 
 from __future__ import annotations
@@ -9,19 +10,47 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from dlpar.comm.base import ANY, Arrival, Request, World, check_peer
+from dlpar.comm.base import ANY, Arrival, Request, Traffic, World, check_peer
 from dlpar.worlds.mpi import MPIComm
 
 PATIENCE = timedelta(minutes=5)
 """Time that a carrier waits for a peer; the job's guardian ends a job sooner."""
+
+
+UNREAD = 4096
+"""Maximal number of waits whose seconds nobody has asked for."""
+
+
+class DeviceTraffic(Traffic):
+    """Counts of a rank whose GPU waits for messages: to the host, NCCL's own waits return at once."""
+
+    def __init__(self, now: Callable[[], float], device: torch.device) -> None:
+        super().__init__(now)
+        self._device = device
+        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=UNREAD)
+
+    def queued(self, wait: Callable[[], Any]) -> None:
+        """Make a call by which the GPU's queue waits for a message, and time the wait by the GPU's events."""
+        since, until = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        since.record(torch.cuda.current_stream(self._device))
+        wait()
+        until.record(torch.cuda.current_stream(self._device))
+        self._waits.append((since, until))
+
+    def waited_by_device(self) -> float:
+        seconds = sum(since.elapsed_time(until) for since, until in self._waits) / 1000
+        self._waits.clear()
+        return seconds
 
 
 class DistributedComm(MPIComm):
@@ -51,6 +80,8 @@ class DistributedComm(MPIComm):
     ) -> None:
         super().__init__(mpi, device, zero)
         self.world = World(self.device, carrier)
+        if self.device.type == "cuda":
+            self.traffic = DeviceTraffic(self.now, self.device)
         if not dist.is_initialized():
             _introduce(self, carrier)
         self.group = group or dist.group.WORLD
@@ -65,7 +96,7 @@ class DistributedComm(MPIComm):
         self.isend(tensor, dest).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        if tag > 0 or source == ANY or self._is_foreign(into):
+        if self._goes_by_mpi(into, source, tag):
             return super().recv(into, source, tag)
         return self.irecv(into, source, tag).wait()
 
@@ -75,7 +106,7 @@ class DistributedComm(MPIComm):
         return _UnderWay(self, [self._sending(tensor, dest)])
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
-        if tag > 0 or source == ANY or self._is_foreign(into):
+        if self._goes_by_mpi(into, source, tag):
             return super().irecv(into, source, tag)
         check_peer(self, source, "source")
         return _UnderWay(self, [], source, into)
@@ -83,13 +114,8 @@ class DistributedComm(MPIComm):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        if tag or self._is_foreign(tensor):
+        if self._goes_by_mpi(tensor, source, tag):
             return super().sendrecv(tensor, dest, into, source, tag)
-        if source == ANY:
-            raise ValueError(
-                f"sendrecv: got source ANY without a tag, allowed on {self.world.carrier} is a named source "
-                "or a tag above 0"
-            )
         check_peer(self, source, "source")
         # One launch for both directions: two NCCL calls in a row would wait for each other.
         return _UnderWay(self, [self._sending(tensor, dest)], source, into).wait()
@@ -108,6 +134,20 @@ class DistributedComm(MPIComm):
         """Return whether MPI must carry a tensor, because this carrier cannot reach it."""
         return tensor.device.type != self.device.type
 
+    def _goes_by_mpi(self, into: torch.Tensor, source: int, tag: int) -> bool:
+        """Return whether MPI carries the message to receive; refuse a receive that both carriers might serve."""
+        if tag > 0 or self._is_foreign(into):
+            return True
+        if source == tag == ANY and into.is_cpu:  # a packet, which by gloo is not foreign; packets have tags
+            return True
+        if ANY in (source, tag):
+            missing = "source" if source == ANY else "tag"
+            raise ValueError(
+                f"recv: got {missing} ANY, allowed on {self.world.carrier} is a named source with tag 0, for a "
+                f"message without a tag, or a tag above 0"
+            )
+        return False
+
     def barrier(self) -> None:
         self.world.settle()
         super().barrier()
@@ -115,7 +155,13 @@ class DistributedComm(MPIComm):
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
         ranks = mpi.allgather(self._global[self.rank])
         # In this order. Only these ranks take part, so other ranks may make another group at the same time.
-        group = dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
+        in_order = {} if ranks == sorted(ranks) else {"sort_ranks": False}
+        if in_order and "sort_ranks" not in signature(dist.new_group).parameters:
+            raise ValueError(
+                f"split: got ranks in the order {ranks}, allowed with torch {torch.__version__} and "
+                f"{self.world.carrier} is their own order; torch 2.12 or later keeps any"
+            )
+        group = dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, **in_order)
         part = DistributedComm(mpi, self.device, self.world.carrier, self.zero, group)
         part.traffic, part.world = self.traffic, self.world
         return part
@@ -181,7 +227,8 @@ class _UnderWay:
     def wait(self) -> Arrival | None:
         if self._into is None:
             return self._finish()
-        self._comm.traffic.waiting(self._finish)
+        traffic = self._comm.traffic
+        (traffic.queued if isinstance(traffic, DeviceTraffic) else traffic.waiting)(self._finish)
         if self._landing is not self._into:
             self._into.copy_(self._landing)
         return Arrival(self._source, 0, self._into.nbytes)

@@ -43,7 +43,7 @@ def test_spans_have_the_times_of_the_ranks_clock_and_empty_ones_are_not_written(
         monkeypatch.setattr(DeviceClock, "moment", lambda self: Moment(now()))
         clock = lambda: latest[-1]
     world = SimpleNamespace(clock="wall", state=dict)
-    traffic = SimpleNamespace(waited=0.0)
+    traffic = SimpleNamespace(waited=0.0, waited_by_device=lambda: 0.0)
     comm = SimpleNamespace(rank=0, now=clock, traffic=traffic, device=torch.device(device), world=world)
     record = Recorder(tmp_path, comm)
     with record.span("forward"):

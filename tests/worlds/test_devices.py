@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trained_ranks import Kept
 
 from dlpar import Experiment
-from dlpar.comm.base import Comm, Traffic, World
+from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.jobs.record import Recorder, Unrecorded
 from dlpar.train import serve, train
+from dlpar.worlds.nccl import DeviceTraffic
+from dlpar.worlds.nccl import _UnderWay as UnderWay
 from dlpar.worlds.simulated.comm import Side, SimulatedComm
 
 GPU = torch.device("meta")
@@ -253,3 +256,25 @@ def test_spans_on_a_gpu_are_of_what_it_did_and_cost_one_wait_a_step(monkeypatch,
     }
     assert lines[1]["spans"][0] == ["forward", 107.5, 109.5]
     assert (lines[1]["compute"], lines[1]["comm"], lines[1]["t"]) == (6.5, 1.0, 115.0)
+
+
+def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_for_none(monkeypatch, tmp_path):
+    host, stream = Host(), Stream()
+    stream.host = host
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    # A message that arrives 3 s after its receive; the host is told so at once.
+    work = SimpleNamespace(wait=lambda: stream.work(3.0))
+    monkeypatch.setattr(torch.distributed, "batch_isend_irecv", lambda operations: [work])
+    host.operation, host.traffic = lambda *of_message: None, DeviceTraffic(host.now, host.device)
+    record = Recorder(tmp_path, host)
+    for step in range(2):
+        with record.span("backward"):
+            stream.work(2.0)
+        with record.span("receive"):
+            assert UnderWay(host, [], 1, torch.empty(2)).wait() == Arrival(1, 0, 8)
+        record.step(step, loss=0.0)
+    record.close()
+    for line in (tmp_path / "rank-0.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        assert (step["compute"], step["comm"], step["wait"]) == (2.0, 0.0, 3.0)

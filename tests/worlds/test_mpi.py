@@ -195,6 +195,26 @@ def test_a_message_longer_than_its_room_is_refused_by_name(sent, room, pieces):
         dlpar.spmd(too_long, workers=2, timeout=10)
 
 
+@pytest.mark.parametrize("world", ["real", "paced", "simulated"])
+def test_a_short_message_leaves_the_rest_of_its_room_as_it_was(world):
+    def short(comm):
+        message, found = torch.tensor([1.0, 2.0]), []
+        for way in ("recv", "irecv", "sendrecv"):
+            room = torch.full((2, 2), 7.0).t()  # not contiguous: it is received elsewhere, and copied
+            if way == "sendrecv":
+                nbytes = comm.sendrecv(message, 1 - comm.rank, room, 1 - comm.rank).nbytes
+            elif comm.rank == 0:
+                comm.send(message, 1)
+                continue
+            else:
+                nbytes = (comm.recv(room, 0) if way == "recv" else comm.irecv(room, 0).wait()).nbytes
+            found.append((nbytes, room.flatten().tolist()))
+        return found
+
+    one = (8, [1, 2, 7, 7])
+    assert dlpar.spmd(short, workers=2, world=world) == [[one], [one] * 3]
+
+
 def test_a_peer_that_does_not_exist_is_refused_by_name():
     with pytest.raises(dlpar.JobFailed, match="dest: got 7, allowed is a rank from 0 to 1"):
         dlpar.spmd(lambda comm: comm.send(torch.zeros(1), 7), workers=2)

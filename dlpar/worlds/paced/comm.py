@@ -364,7 +364,7 @@ class _UnderWay:
         comm.traffic.add(max(there - since, 0.0))
         if nbytes > self.into.nbytes:
             raise too_long(self.into.nbytes, source, tag, nbytes, comm.rank)
-        comm.line.parcels.take(self.into, comm.members[source], key)
+        comm.line.parcels.take(self.into, comm.members[source], key, nbytes)
         self.arrival = Arrival(source, tag, nbytes)
 
     def test(self) -> bool:

@@ -62,14 +62,14 @@ class Parcels:
         if len(self._under_way) > KEPT:
             self.move()
 
-    def take(self, into: torch.Tensor, source: int, key: int) -> None:
-        """Receive the parcel with this number."""
+    def take(self, into: torch.Tensor, source: int, key: int, nbytes: int) -> None:
+        """Receive the parcel with this number, of so many bytes."""
         tag, wire = key % self._tags, landing(into)
         if self.helped:
             patiently(self.mpi.Irecv(whole(wire), source, tag).Test)
         else:  # it has arrived
             self.mpi.Recv(whole(wire), source, tag)
-        landed(wire, into)
+        landed(wire, into, nbytes)
 
     @property
     def moving(self) -> bool:

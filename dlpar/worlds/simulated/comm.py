@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dlpar.comm import base
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer, too_long
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
@@ -455,15 +456,7 @@ def store(message: Message, into: torch.Tensor) -> None:
     """Copy a message into a buffer that is large enough."""
     if message.nbytes > into.nbytes:
         raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
-    payload, into = message.payload, into.detach()
-    if payload.dtype == into.dtype and payload.shape == into.shape:
-        into.copy_(payload)
-    elif into.is_contiguous():
-        into.view(-1).view(torch.uint8)[: message.nbytes] = payload.contiguous().view(-1).view(torch.uint8)
-    else:
-        whole = into.contiguous()
-        store(message, whole)
-        into.copy_(whole)
+    base.fill(into, message.payload, message.nbytes)
 
 
 def store_head(message: Message, into: Ghost) -> None:
