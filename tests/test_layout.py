@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlpar"
 
 BUDGETS = {
-    "(top)": 620, "data": 420, "comm": 310, "collectives": 310, "compression": 300, "sync": 1_800, "split": 1_600,
-    "config": 1_030, "worlds": 2620, "jobs": 2_910, "theory": 960, "systems": 1_200, "lab": 4642, "course": 1_980,
-    "classroom": 990, "cli": 1_480,
+    "(top)": 680, "data": 420, "comm": 310, "collectives": 310, "compression": 300, "sync": 1_800, "split": 1_700,
+    "config": 1_030, "worlds": 2_930, "jobs": 2_910, "theory": 960, "systems": 1_200, "lab": 4642, "course": 2_040,
+    "classroom": 990, "cli": 1_510,
 }  # fmt: skip
 """Lines of code of each room at most: neither blank, nor comment, nor docstring."""
 
-FILES, AT_THE_TOP = 250, 22
+FILES, AT_THE_TOP = 256, 22
 SCHEME_FILES = 6
 """Files at most that name one scheme; a course may talk about all of them."""
 
