@@ -2,10 +2,10 @@
 
     launch() ─► guard.py ─► mpiexec ─► stub.py ─► fork_server.py ─► rank.py   (warm)
                    │             └─► rank.py                                  (cold)
-                   └ ends everything when its owner, a rank or the clock says so
+                   └ ends everything when its owner, a rank or the time limit requires it
 
     rank.py ─► record.py ─► run folder ─► tail.py ─► global_steps.py ─► run.py, summary.py
 
-The guardian and the stubs use the standard library only, so that they start in
-milliseconds; this file therefore imports nothing.
+The guardian and the stubs use only the standard library, so that they start in milliseconds.  Therefore this
+file imports nothing.
 """

@@ -44,9 +44,9 @@ def launch_workers(n: int, script: str | Path, timeout: float = 600.0, **cluster
     Parameters
     ----------
     n : int
-        Processes, from 1.
+        Number of processes, at least 1.
     script : str or Path
-        A file of Python.
+        A Python file.
     timeout : float, default 600
         Seconds after which all running scripts are ended.
     **cluster
@@ -73,9 +73,9 @@ def run_cluster(
     Parameters
     ----------
     n_workers, n_ps : int
-        Processes of each role: from 1 worker, and from 0 servers.
+        Number of processes of each role: at least 1 worker, and at least 0 servers.
     worker_script, ps_script : str or Path
-        Their files of Python.
+        Their Python files.
     timeout, **cluster
         As of :func:`launch_workers`.
     """
@@ -89,7 +89,7 @@ def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str,
     -------
     dict
         ``workers``: role, index and result of each successful script.  ``failures``: role, index and error of
-        the others, including running ones.
+        all others, including running scripts.
     """
     deadline, found = time.monotonic() + timeout, {"workers": [], "failures": []}
     for worker in workers:

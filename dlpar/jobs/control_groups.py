@@ -21,19 +21,19 @@ def usable_cores() -> int:
 
 
 def cores() -> int:
-    """Return the whole cores this process may use, at least 1: for a container's 1.5 CPUs, 1."""
+    """Return how many whole cores this process may use, at least 1: a container's 1.5 CPUs give 1."""
     return max(1, int(min(usable_cores(), ControlGroups().quota() or usable_cores())))
 
 
 class AvailableMemory(NamedTuple):
-    """Memory this process may use, in bytes.
+    """Memory that this process may use, in bytes.
 
     Attributes
     ----------
     total, free : int
         All memory and free memory, of the system or of a smaller control group.
     limited : bool
-        Whether both numbers are the control group's.
+        Whether both numbers come from the control group.
     """
 
     total: int
@@ -42,7 +42,7 @@ class AvailableMemory(NamedTuple):
 
 
 def memory() -> AvailableMemory:
-    """Return the memory of the system, or of the control group if it is less."""
+    """Return the memory of the system, or of the control group if that is less."""
     import psutil
 
     system, limit = psutil.virtual_memory(), ControlGroups().memory()
@@ -94,7 +94,7 @@ class ControlGroups:
             if limit is None or limit > UNLIMITED:
                 continue
             used = number_in(folder / "memory.current") or number_in(folder / "memory.usage_in_bytes") or 0
-            # The kernel drops cached files before it kills anybody.
+            # The kernel drops cached files before it kills a process.
             cached = re.search(r"^(?:total_)?inactive_file (\d+)", text_of(folder / "memory.stat"), re.M)
             found.append((limit, max(0, limit - used + (int(cached[1]) if cached else 0))))
         return min(found, key=lambda pair: pair[1]) if found else None

@@ -18,10 +18,10 @@ from dlpar.jobs.processes import kill
 from dlpar.jobs.tail import ALL_RANKS, RECORDS, REFUSAL, Record, lines_of, rank_of, record_of
 
 OF_ALL = ("Deadlock", "NeverYields")
-"""Exceptions of a simulation whose message names the ranks by itself."""
+"""Exceptions of a simulation whose message already names the ranks."""
 
 RUNNING = "running.stack"
-"""Name of the file in which a simulation keeps the running rank's number, removed at the end."""
+"""Name of the file in which a simulation keeps the running rank's number until its end."""
 
 LEFT = "ended its process before its work was done"
 """Reason given for a rank that called ``os._exit(0)`` or the like."""
@@ -30,7 +30,7 @@ REMOVED = "the run folder was removed while the job ran"
 """Reason given for a job whose folder was removed."""
 
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/animation.py")
-"""Parts of the paths of files that carry messages; the line of interest is in their caller."""
+"""Parts of the paths of files that carry messages; the relevant line is in their caller."""
 
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
@@ -43,7 +43,7 @@ _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re
 _TASK = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (?:Exited with exit code (\d+)|(\w.*))$", re.M)
 _LOST = re.compile(r"lost communication with a remote daemon.*?Remote daemon: +\S+ on node (\S+)", re.S)
 _UNHEARD = "Timed out waiting for job step to complete"
-"""Message of srun if a node has not even reported the end of its ranks."""
+"""Message of srun if a node has not reported the end of its ranks."""
 
 
 class Outcome(NamedTuple):
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 def by_rank(line: bytes) -> bytes:
-    """Return a line of mpiexec's output as the log shows it: ``[rank 3] text``."""
+    """Return a line of mpiexec's output in the form of the log: ``[rank 3] text``."""
     for tag in _TAGS:
         if match := tag.match(line):
             return b"[rank %s] " % match[1] + line[match.end() :]
@@ -63,7 +63,7 @@ def by_rank(line: bytes) -> bytes:
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Return the bytes in a file and the time of its last change; (0, 0) if there is none."""
+    """Return the size of a file in bytes and the time of its last change; (0, 0) without a file."""
     with suppress(OSError):
         return (status := path.stat()).st_size, status.st_mtime_ns
     return 0, 0
@@ -94,7 +94,7 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
 
 
 def dead_in(folder: Path) -> set[int]:
-    """Return the dead ranks without which the others continued."""
+    """Return the dead ranks; the others continued without them."""
     found = [record for path in rank_files(folder).values() for record in lines_of(path)]
     return {r["rank"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
 
@@ -117,7 +117,7 @@ def outcome(folder: Path, returncode: int) -> Outcome:
     found, simulated = killed or exited or left, (folder / f"{ALL_RANKS}.jsonl").exists()
     rank = number_in(folder / RUNNING) if simulated else int(found[1]) if found else None
     who, how = name_of(folder, rank), f"with status {exited[2] if exited else returncode}: {_last_words(log)}"
-    if task:  # Slurm names a signal in words
+    if task:  # Slurm gives a signal's name in words
         how = f"with status {task[3]}: {_last_words(log)}" if task[3] else f"by a signal: {task[4]}"
         return Outcome("failed", f"{name_of(folder, int(task[2]))} ended {how}", int(task[2]))
     if killed:
@@ -167,7 +167,7 @@ def name_of(folder: Path, rank: int | None) -> str:
 
 
 def _elsewhere(header: Record) -> str:
-    """Return words for a rank's host, unless it is this machine."""
+    """Name a rank's host, unless it is this machine."""
     here = os.uname().nodename
     return f" on {host}" if (host := header.get("host", here)) != here else ""
 
@@ -193,7 +193,7 @@ def _log(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """Return the last line of a rank or another source, or else mpiexec's reports between lines of dashes."""
+    """Return the last line of a rank or another source, or mpiexec's reports between lines of dashes."""
     parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
     said, report = _lines(parts[::2]), _lines(parts[1::2])
     of_ranks = [line for line in said + report if line.startswith("[rank")]
@@ -205,7 +205,7 @@ def _lines(texts: list[str]) -> list[str]:
 
 
 def where_ranks_are(folder: Path) -> str:
-    """Ask every rank for its stack, and name the present line of code of each."""
+    """Ask every rank for its stack, and name the current line of code of each rank."""
     kill(still_ranks(pids_of(folder)), signal.SIGUSR1)
     time.sleep(0.2)
     files = rank_files(folder)
@@ -224,7 +224,7 @@ def _stands(folder: Path, rank: int) -> str:
     file, line, function = frames[inside]
     caller = next((frame for frame in frames[inside:] if not is_installed(frame[0])), frames[inside])
     called = f", called at {os.path.basename(caller[0])}:{caller[1]}" if caller != frames[inside] else ""
-    # The communicator's call, not the calls below it.
+    # The call of the communicator, not the calls within it.
     waiting = f", waiting in {frames[inside - 1][2]}" if inside else ""
     step = _last_step(folder / f"rank-{rank}.jsonl")
     after = f" after step {step}" if step >= 0 else ""
@@ -232,8 +232,8 @@ def _stands(folder: Path, rank: int) -> str:
 
 
 def likely_culprit(files: dict[int, Path], silent: list[int]) -> int | None:
-    """Return the only silent, unfinished worker with the fewest steps, if there is one. In a simulation this
-    is the running rank.
+    """Return the silent, unfinished worker with the fewest steps, if only one has the fewest. In a simulation
+    this is the running rank.
     """
     workers = [rank for rank, path in files.items() if _header(path).get("role") == "worker"]
     if not set(workers) & set(silent):
@@ -256,7 +256,7 @@ def _header(path: Path) -> Record:
 
 
 def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
-    """Return the records in the last `size` bytes of a file, without a cut first line."""
+    """Return the records in the last `size` bytes of a file, without an incomplete first line."""
     with suppress(OSError), open_plain(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - size))

@@ -1,9 +1,9 @@
-"""The fork server: a process that has already imported torch and MPI, and forks ranks in milliseconds. It
-imports and computes nothing more, because a thread started here would be lost in every child.
-Ranks share its memory until they write to it, so a rank costs some 10 MB instead of 150.
-One server serves one user, one Python and one state of dlpar's files.  It exits when these files change, or
-after a while without jobs.  On import this module loads the standard library only, because a job's guardian
-finds or starts the server with the functions below.
+"""The fork server: a process that has already imported torch and MPI, and forks ranks in milliseconds. The
+server imports and computes nothing more, because a thread started here would be lost in every child. Ranks
+share its memory until they write to it, so a rank costs some 10 MB instead of 150. One server serves one
+user, one Python and one state of dlpar's files.  It exits when these files change, or after a while without
+jobs.  This module imports only the standard library, because a job's guardian uses the functions below to
+find or start the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
 
 PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "networkx", "numpy.random", "platformdirs", "filelock")
-"""Modules that every rank has from the start, with their own imports."""
+"""Modules that every rank has loaded from the start, with their own imports."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}
 """Subpackages that no rank runs."""
@@ -39,10 +39,10 @@ READ = {".py", ".json", ".toml"}
 """Suffixes of the files that a rank reads."""
 
 IDLE = 600.0
-"""Seconds that a fork server stays without a job; ``$DLPAR_WARM_IDLE`` overrides it, and 0 forbids warm starts."""
+"""Seconds that a fork server waits for a job; ``$DLPAR_WARM_IDLE`` overrides it, 0 forbids warm starts."""
 
 START = 60.0
-"""Seconds a fork server may take to import everything."""
+"""Seconds that a fork server may take to import everything."""
 
 SOCKET_LENGTH = 107
 """Maximal length in bytes of a Unix socket's path."""
@@ -55,8 +55,8 @@ started: list[subprocess.Popen] = []
 
 
 def warm_socket() -> Path | None:
-    """Return the socket of a fork server that runs the present code, and start one if needed. This takes
-    milliseconds, or seconds if a server must be started.
+    """Return the socket of a fork server that runs the present code, after starting one if needed. This takes
+    milliseconds, or seconds if a server must start.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def _socket_path() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a text that changes with every file that ranks run, so that no rank runs old code."""
+    """Return a text that depends on every file that ranks run, so that no rank runs old code."""
     root = Path(dlpar.__file__).parent
     files = sorted(
         f for f in root.rglob("*") if f.suffix in READ and f.relative_to(root).parts[0] not in NOT_RUN
@@ -110,10 +110,10 @@ def _fingerprint() -> str:
 
 
 def _ask(path: Path, fingerprint: str) -> str | None:
-    """Return a server's answer to whether it runs these files, ``fresh`` or ``stale``; None without a server."""
+    """Ask a server whether it runs these files: ``fresh`` or ``stale``; None without a server."""
     with suppress(OSError, ValueError), ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
         return next(server.messages())
-    return None  # there is no server, or one of another release
+    return None  # no server, or a server of another release
 
 
 def _start(path: Path, fingerprint: str, idle: float) -> None:
@@ -145,22 +145,22 @@ def main() -> None:
     for name in PRELOADED:
         import_module(name)
     gc.collect()
-    gc.freeze()  # collections in a child must not touch, and so copy, the parent's pages
+    gc.freeze()  # garbage collection in a child would touch, and so copy, the parent's pages
     server = ForkServer(Path(path), fingerprint)
     with suppress(BrokenPipeError):  # the starter has ended, but the next job needs a server
         print("ready", flush=True)
-    os.dup2(0, 1)  # nobody reads further output
+    os.dup2(0, 1)  # no process reads further output
     server.serve(idle)
 
 
 class Stub(Connection):
-    """Connection of a stub, which sends its standard files and a pipe, or of a job that asks about the code."""
+    """Connection of a stub that sends its standard files and a pipe, or of a job that asks about the code."""
 
     MOST_FILES = 4
 
 
 class ForkServer:
-    """Fork a rank for each request, report how each ended, and clean up its processes.
+    """Server that forks a rank for each request, reports how it ended, and cleans up its processes.
 
     A rank ends with its stub, even if the server has been killed.  A rank reports its own status.  The server
     reports ranks that were ended by a signal. Every rank adopts the orphans among its descendants, so the
@@ -188,7 +188,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
-        """Serve until all ranks have ended and no job came for `idle` seconds or can come, or dlpar changed."""
+        """Serve until all ranks have ended, and dlpar changed or no job came for `idle` seconds."""
         quiet_since = time.monotonic()
         while self.ranks or not self.leaving:
             watched = [self.wake, *self.ranks] + ([] if self.leaving else [self.listener])
@@ -199,7 +199,7 @@ class ForkServer:
                 elif ready is self.listener:
                     self._accept()
                 elif pid := self.ranks.get(ready):
-                    kill([pid])  # readable means closed: nobody waits for this rank
+                    kill([pid])  # readable means closed: no process waits for this rank
                 elif ready in self.ranks:
                     self._receive(ready)
             if self.ranks:
@@ -210,7 +210,7 @@ class ForkServer:
     def _accept(self) -> None:
         try:
             self.ranks[Stub(self.listener.accept()[0])] = None
-        except OSError:  # a lack of descriptors stops the new rank, not those that run; or we have just left
+        except OSError:  # without descriptors only the new rank fails; or we have just left
             time.sleep(0.05)
 
     def _receive(self, stub: Stub) -> None:
@@ -218,7 +218,7 @@ class ForkServer:
         requests = [None]
         with suppress(OSError, ValueError):
             requests = stub.hear() if is_ours(stub) else requests
-        if not requests:  # a part of it is still to come
+        if not requests:  # the rest is still to come
             return
         del self.ranks[stub]
         request = requests[0] if isinstance(requests[0], dict) else {}
@@ -229,7 +229,7 @@ class ForkServer:
         elif "fingerprint" in request:
             stale = request["fingerprint"] != self.fingerprint
             if stale:
-                self._leave()  # first free the name, then say so
+                self._leave()  # first free the name, then report it
             _answer(stub, "stale" if stale else "fresh")
         close_files(stub.files) if stub in self.ranks else stub.close()
 
@@ -271,7 +271,7 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
-            # A newly started Python would search both, and either may hold plug-ins.
+            # A new Python would search both folders, and either may hold plug-ins.
             found = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             sys.path += [folder for folder in found if folder not in sys.path]
             random.seed()
@@ -285,7 +285,7 @@ class ForkServer:
             sys.stderr.flush()
             if os.getppid() != server:  # it was killed
                 end_children()
-            _answer(connection, status)  # it may be killed before it reports how we ended
+            _answer(connection, status)  # the server may be killed before it reports how we ended
             os._exit(status)
 
     def _report_ended(self) -> None:

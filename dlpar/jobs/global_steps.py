@@ -33,9 +33,9 @@ class GlobalStep(NamedTuple):
 
 
 WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None, int]
-"""Place in the order of parts, order of reading (which separates equal places), rank, time of the end, loss,
-samples, bytes, sketch, and worker-steps in its global step.  The record itself is not kept: its spans would fill
-the memory."""
+"""Position in the order of parts, order of reading (for equal positions), rank, time of the end, loss,
+samples, bytes, sketch, and worker-steps in its global step.  The record is not kept, because its spans would
+fill the memory."""
 
 
 class GlobalSteps:
@@ -44,7 +44,7 @@ class GlobalSteps:
     Parameters
     ----------
     workers : int
-        Worker-steps in a global step, without backup workers.
+        Number of worker-steps in a global step, without backup workers.
     runs_free : bool, default False
         Whether workers do as many steps as they can.  Then any N worker-steps make a global step, in the
         order in which they ended.  Otherwise a global step is the same step of all workers.
@@ -52,7 +52,7 @@ class GlobalSteps:
     Attributes
     ----------
     done, samples : int
-        Global steps that :meth:`ready` has given, and their samples.
+        Global steps returned by :meth:`ready` so far, and their samples.
     bytes : float
         Bytes sent in these steps; NaN if unknown.
     first, last : GlobalStep or None
@@ -66,20 +66,21 @@ class GlobalSteps:
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
         self._taken, self._sketches = 0, {}
-        self.attempt, self._ended = 0, []  # global steps of earlier attempts that :meth:`ready` has not given
-        # Samples and bytes after each global step, for an attempt that begins after it.
+        self.attempt, self._ended = (0, [])  # global steps of earlier attempts, not yet returned
+        # Samples and bytes after each global step, for an attempt that begins there.
         self._sums: list[tuple[int, float]] = [(0, 0.0)]
-        # Worker-steps that wait for others: of lockstep workers by step, ordered by rank.
+        # Waiting worker-steps of lockstep workers, by step and ordered by rank.
         self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
-        # Of workers that run free all together, ordered by the time of their end; and each rank's newest time.
+        # Waiting worker-steps of free workers together, ordered by the time of their end; and each rank's
+        # newest time.
         self._early: list[WorkerStep] = []
         self._newest: dict[int, float] = {}
 
     def resume(self, attempt: int, step: int) -> None:
-        """Go back to `step` global steps, where the ranks of an attempt begin."""
+        """Go back to `step` global steps, where the next attempt begins."""
         if attempt <= self.attempt:
             return
-        self._ended = self.ready(ended=True)  # with the steps of earlier attempts
+        self._ended = self.ready(ended=True)  # including the steps of earlier attempts
         self._open.clear()
         self._early.clear()
         self._newest.clear()
@@ -99,7 +100,7 @@ class GlobalSteps:
         else:
             place, waiting = rank, self._open[record["step"]]
         sent, sketch = record.get("bytes"), record.get("sketch")
-        of = record.get("of", self.workers)  # fewer where workers have died
+        of = record.get("of", self.workers)  # fewer if workers have died
         waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch, of))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
@@ -163,7 +164,7 @@ class GlobalSteps:
 
 
 def kept(steps: Iterable[GlobalStep]) -> list[GlobalStep]:
-    """Return the steps that no later attempt did again."""
+    """Return the steps that no later attempt repeated."""
     found: list[GlobalStep] = []
     for step in steps:
         while found and found[-1].attempt < step.attempt and found[-1].step >= step.step:

@@ -1,8 +1,8 @@
 """The guardian of one job: a small process between its owner and its ranks.
 
-It starts mpiexec, copies the output of ranks into ``log.txt``, and ends the whole job when its owner asks for
-this or dies, when a rank fails, or after too long without progress.  Whatever the cause, it leaves no
-process, socket or
+The guardian starts mpiexec, and copies the output of ranks into ``log.txt``.  It ends the whole job when the
+owner asks for this or dies, when a rank fails, or after too long without progress.  Whatever the cause, it
+leaves no process, socket or
 shared-memory file.  Standard library only.
 """
 
@@ -35,11 +35,11 @@ STOPS = {
     number: f"the launcher got {number.name}, so it was stopped"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 }
-STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, where it reaches all processes of a job
-"""Signals that end a job, and the reason to give."""
+STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, if it reaches all processes of a job
+"""Signals that end a job, and the reason to report."""
 
 ELSEWHERE = 1.2
-"""Seconds for the starter to end ranks on other machines, before the starter itself is ended."""
+"""Seconds for the starter to end ranks on other machines before it is ended, too."""
 
 LOG_LIMIT = 64 << 20
 """Maximal size of log.txt in bytes, because a rank that prints in a loop must not fill the disk."""
@@ -51,7 +51,7 @@ class Guardian:
     Parameters
     ----------
     spec : dict
-        The job, as :meth:`dlpar.jobs.launch.Job._spec` gives it.
+        The job, from :meth:`dlpar.jobs.launch.Job._spec`.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -59,14 +59,14 @@ class Guardian:
         self.records = os.open(self.folder / "job.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.log = open(self.folder / "log.txt", "ab", buffering=0)
         self.log_left = LOG_LIMIT
-        # Room for the end of the job, on a disk that becomes full.
+        # Reserved space for the end of the job, if the disk becomes full.
         (self.folder / "reserve.stack").write_bytes(bytes(1 << 14))
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe
         self.outcome: diagnosis.Outcome | None = None
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
         self.began, self.mode = spec["launched"], "cold"
-        self.progress: dict[int, tuple[tuple[int, int], float]] = {}  # by rank: its file's stamp, since when
+        self.progress: dict[int, tuple[tuple[int, int], float]] = {}  # by rank: file's stamp, and since when
         self.moved_at, self.started = time.monotonic(), False
         self.selector = selectors.DefaultSelector()
 
@@ -128,7 +128,7 @@ class Guardian:
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """End the job, because its owner has asked for it through pipe 0, or has ended."""
+        """End the job, because its owner asked for this through pipe 0, or has ended."""
         said = os.read(0, 100) if source == 0 else b""
         gone = "the process that started it has ended, so it was stopped"
         self.end("stopped", said.decode().strip() if said else gone)
@@ -139,13 +139,13 @@ class Guardian:
                 self.end("stopped", STOPS[number])
 
     def _hear_queue(self, connection: Any) -> None:
-        """Note the number of jobs ahead; the time to start counts from zero jobs ahead."""
+        """Note the number of jobs ahead; the time limit to start begins when no job is ahead."""
         try:
             messages = self.queue.hear()
         except slots.NoSlots:
             if not self.queue.files:
                 raise
-            self.selector.unregister(connection)  # the keeper has gone: go on
+            self.selector.unregister(connection)  # the keeper has gone: continue without it
             return
         for said in messages:
             if "go" in said:
@@ -177,15 +177,15 @@ class Guardian:
         question = {"slots": self.spec["ranks"], "as": self.spec["who"]}
         self.queue = slots.Talk(Path(self.spec["queue"]), question)
         if self.spec["warm"]:
-            fork_server.prepare()  # or other jobs would wait for it, once it is our turn
+            fork_server.prepare()  # otherwise other jobs would wait for it, once it is our turn
         self.selector.register(self.queue, selectors.EVENT_READ, self._hear_queue)
         while not self.queue.files and self.outcome is None:
             self._hear(1.0)
 
     def _choose_command(self) -> None:
-        """Choose the fastest safe way to start: the fork server if possible, started first if needed."""
+        """Choose the fastest safe start: by the fork server if possible, which is started if needed."""
         command, socket = self.spec["warm"], None
-        with suppress(Exception):  # whatever prevents a warm start, a cold start is possible
+        with suppress(Exception):  # if anything prevents a warm start, a cold start is possible
             socket = fork_server.warm_socket() if command else None
         self.mode = "warm" if socket else "cold"
         filled = {"{socket}": str(socket), "{began}": repr(self.began)}
@@ -214,7 +214,7 @@ class Guardian:
 
     def _watch_progress(self) -> None:
         """End a job if no rank has written a line or touched its file for `timeout` seconds. With
-        free-running workers, a single silent rank ends the job too, because the others would continue.
+        free-running workers, even a single silent rank ends the job, because the others would continue.
         """
         now, timeout, ranks = time.monotonic(), self.spec["timeout"], self.spec["ranks"]
         files = diagnosis.rank_files(self.folder)
@@ -224,7 +224,7 @@ class Guardian:
                 self.progress[rank], self.moved_at = (stamp, now), now
         missing = [str(rank) for rank in range(ranks) if rank not in self.progress]
         self.started = self.started or not missing
-        # Ranks meet before they write, so once one has started, the others have loaded everything.
+        # Ranks meet before they write. So once one has started, all others have loaded everything.
         patience = timeout if self.progress else max(START[self.mode], timeout)
         silent = [rank for rank in files if rank in self.progress and now - self.progress[rank][1] > patience]
         silent = sorted(set(silent) - diagnosis.dead_in(self.folder)) if silent else silent
@@ -249,7 +249,7 @@ class Guardian:
 
     def _drain(self) -> None:
         """Copy the rest of the pipes to the log."""
-        for _ in range(100):  # one that is left may write for ever
+        for _ in range(100):  # a process that is left may write forever
             self._hear(0)
 
     # -- when it ends ----------------------------------------------------
@@ -257,8 +257,8 @@ class Guardian:
     def _below(self, but: int | None = None) -> list[int]:
         """Return every descendant process of the job, except `but` and its descendants.
 
-        A fork server belongs to the user.  If it is killed, we may inherit the ranks that it forked, ours and
-        others, each in a process group of its own; ranks are ended by their numbers.
+        A fork server belongs to the user.  If it is killed, we may inherit all ranks that it forked, of this
+        job and of others, each in its own process group.  Ranks are ended by their numbers.
         """
         ranks = diagnosis.pids_of(self.folder)
         below = processes.descendants(os.getpid())
@@ -269,7 +269,7 @@ class Guardian:
     def _clean_up(self) -> None:
         """Remove all processes of the job, and its files outside the run folder."""
         ranks, mpiexec = [*diagnosis.pids_of(self.folder)], self.mpiexec
-        if not self.spec["one_host"]:  # only the starter, our one child, reaches ranks on other machines
+        if not self.spec["one_host"]:  # only the starter, our single child, reaches ranks on other machines
             starter = [pid for pid in self._below() if processes.parent_of(pid) == os.getpid()]
             processes.kill(starter, signal.SIGTERM)
             processes.wait_gone(starter, ELSEWHERE)
@@ -286,7 +286,7 @@ class Guardian:
 
     def _finish(self) -> None:
         """Write the job's end and summary."""
-        for stack in self.folder.glob("*.stack"):  # the reserve among them
+        for stack in self.folder.glob("*.stack"):  # including the reserve
             stack.unlink()
         self.write(k="end", at=time.time(), **self.outcome._asdict())
         size = sum(diagnosis.stamp_of(path)[0] for path in self.folder.glob("rank-*.jsonl"))
@@ -314,7 +314,7 @@ def main() -> None:
         processes.die_with_parent(we, signal.SIGTERM)
         guardian.run()
         os._exit(0)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the guardian's to hear
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # only the guardian receives them
     if (status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) < 0:
         guardian.end("failed", f"its launcher was killed by {signal.Signals(-status).name}")
         guardian._clean_up()

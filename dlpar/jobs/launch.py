@@ -38,17 +38,17 @@ from dlpar.jobs.tail import CALL, Tail, result_path
 from dlpar.worlds.platforms import nodes_of, workload
 
 load = pickle.loads
-"""Reader of results, which a process that does not trust the ranks replaces by a stricter one."""
+"""Reader of results; a process that does not trust the ranks replaces it by a stricter reader."""
 
 _live: list[Job] = []
 """Jobs that continue without a reference to their object, until this process ends."""
 
 
 LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 << 26, 0)}
-"""Options of ``ulimit``: the limit, its minimum, and the addition for each process of the job."""
+"""Options of ``ulimit``: the limit, its minimum, and how much each process of the job adds."""
 
 NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
-"""Fields of a cluster: the value that needs a GPU, and those allowed without one."""
+"""Fields of a cluster: the value that needs a GPU, and the values allowed without a GPU."""
 
 
 class JobFailed(RuntimeError):
@@ -57,7 +57,7 @@ class JobFailed(RuntimeError):
 
 class Job:
     """A job: ranks at work in a folder, and a guardian process. The job ends with the process that started
-    it, even if that process is killed.
+    the job, even if that process is killed.
 
     Attributes
     ----------
@@ -67,10 +67,10 @@ class Job:
 
     def __init__(self, folder: Path, experiment: Experiment) -> None:
         self.folder, self.launched = folder, time.time()
-        find_starter(), idle_seconds()  # both refuse a bad setting before anything is made
+        find_starter(), idle_seconds()  # both refuse a bad setting before any file is made
         sweep()
         scratch = Scratch.fresh()
-        # The guardian inherits the locks, so the run is live until the guardian ends, however it ends.
+        # The guardian inherits the locks, so the run is live until the guardian ends, for any reason.
         locks = [lock(folder / "lock", math.inf), lock(scratch.lock, math.inf)]
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
@@ -95,7 +95,7 @@ class Job:
         starter, ranks, cluster = find_starter(), experiment.processes, experiment.cluster
         simulated = cluster.world == "simulated"
         survives = experiment.deaths.goes_on and not simulated
-        # Simulated ranks take turns, each with the one thread its record names.
+        # Simulated ranks take turns, each with the one thread that its record names.
         threads = cluster.threads or (1 if simulated else max(1, cores() // ranks))
         arguments = [str(self.folder), str(ranks), "{began}"]
         cold = [sys.executable, "-m", "dlpar.jobs.rank", *arguments]
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing of the job is left."""
+        """Return whether the job has ended and left nothing."""
         return self._guardian.poll() is not None
 
     @property
@@ -137,7 +137,7 @@ class Job:
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill a rank's process on this machine, as if its machine died."""
+        """Kill a rank's process on this machine, as if the machine had died."""
         os.kill(int(self.run.ranks["pid"][rank]), signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -146,8 +146,8 @@ class Job:
         Parameters
         ----------
         timeout : float, optional
-            Seconds; without one, a job that makes no progress is still ended
-            after the experiment's ``cluster.timeout``.
+            Seconds to wait.  Without it, a job without progress still ends after the experiment's
+            ``cluster.timeout``.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Job:
         return run
 
     def stop(self, timeout: float = 10.0, reason: str = "stopped by its owner") -> None:
-        """End the job and wait until nothing of it is left; do nothing if it has ended."""
+        """End the job, and wait until it has left nothing; do nothing if it has ended."""
         with suppress(OSError, ValueError):
             self._guardian.stdin.write(reason.encode() + b"\n")
             self._guardian.stdin.close()
@@ -216,28 +216,28 @@ def launch(experiment: Experiment) -> Job:
 
 
 CLEARING = 5.0
-"""Maximal seconds that a job's guardian cleans up after the job's end."""
+"""Maximal seconds for which a job's guardian cleans up after the job's end."""
 
 
 def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     """Resume a run from its newest snapshot in its own folder as another attempt, and return at once.
 
     Under bulk-synchronous schemes, losses and weights equal those of an uninterrupted run.  Steps after the
-    snapshot are done again.  Their records from earlier attempts stay in the folder.
+    snapshot are repeated.  Their records from earlier attempts stay in the folder.
 
     Parameters
     ----------
     run : Run, path or str
         A run that ended before its last step, with ``snapshot.every`` above 0.
     workers : int, optional
-        Number of workers that continue, with the same global batches; default: the experiment's workers.
+        Number of workers that continue, with the same global batches; default: the experiment's number.
 
     Raises
     ------
     BadExperiment
         If the run is live or done, or has no complete snapshot of its own.
     """
-    from dlpar.jobs import snapshot  # here: it loads torch, which a launcher need not
+    from dlpar.jobs import snapshot  # imported here, because it loads torch, which a launcher does not need
 
     run = run if isinstance(run, Run) else Run(run)
     folder, experiment, status = run.path, run.experiment, run.status
@@ -252,7 +252,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     attempt = snapshot.newest(folder, experiment)
     held = lock(
         folder / "lock", CLEARING
-    )  # its guardian cleans up; after that nobody else resumes it meanwhile
+    )  # wait while its guardian cleans up; from then on no other process can resume the run
     if held is None:
         raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
     with os.fdopen(held, "w"):
@@ -262,7 +262,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
 
 def _new_run_folder(experiment: Experiment) -> Path:
     now = time.time()
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # sorts by age
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # names sort by age
     name = f"{stamp}-{experiment.sync}{experiment.workers}-{experiment.model}-{experiment.data}-{secrets.token_hex(2)}"
     folder = private_folder(private_folder(runs_folder()) / name)
     (folder / "experiment.json").write_text(experiment.to_json())
@@ -270,13 +270,14 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Refuse an experiment that this machine cannot run: files, GPUs, limits, memory; constructing one does not look.
+    """Refuse an experiment that this machine cannot run, for lack of files, GPUs, limits or memory.
 
     Raises
     ------
     BadExperiment
         If it is not an experiment; if the hostfile, platform, workload, data folder or GPU is missing; if a
-        workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low.
+        workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low.  The
+        constructor of an experiment does not check these.
     """
     if not isinstance(experiment, Experiment):
         got = shown(experiment)
@@ -334,12 +335,13 @@ def spmd(
     function : callable
         Takes a :class:`~dlpar.comm.Comm` first; may come from a notebook cell.
     workers : int
-        Ranks, 1 to 64; in the simulated world to 256, and to 4096 if messages carry sizes only.
+        Number of ranks, 1 to 64; in the simulated world up to 256, and up to 4096 if messages carry sizes
+        only.
     world : str
-        ``"real"``: MPI processes on this machine; ``"paced"``: the same, keeping a platform's time;
-        ``"simulated"``: all in one process, on a virtual clock, where a deadlock is found at once.
+        ``"real"``: MPI processes on this machine; ``"paced"``: the same processes on a platform's clock;
+        ``"simulated"``: all in one process, on a virtual clock, which finds a deadlock at once.
     timeout : float
-        Seconds after which unfinished ranks are ended; the message names the position of each.
+        Seconds after which unfinished ranks are ended; the message names each rank's line of code.
     **cluster
         Further fields of an experiment's cluster: ``platform="p100-25gbe"``, ``messages="sizes"``.
 

@@ -1,8 +1,8 @@
-"""Check before its start whether a job fits into the free memory, so that no rank is killed later.
+"""Check whether a job fits into the free memory before it starts, so that no rank is killed later.
 
-The check counts the minimum that a job needs.  This is a rank's own memory (measured), and the weights
-between hidden layers with their gradients and optimizer state.  Input and output layers, activations and data
-come in addition.  So a job that fits is never refused, but a job that barely does not fit may still start.
+The check counts the minimum that a job needs: a rank's own memory (measured), and the weights between hidden
+layers with their gradients and optimizer state.  Input and output layers, activations and data are not
+counted.  So a job that fits is never refused, but a job slightly too large may still start.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dlpar.jobs.control_groups import memory
 from dlpar.jobs.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
-"""Minimal bytes of a rank without its model: 19 MB of its own, forked from a warm server, and 5 MB of mpiexec."""
+"""Minimal bytes of a rank without its model: 19 MB if forked from a warm server, and 5 MB of mpiexec."""
 
 OF_A_SIMULATION = 30e6
 """Minimal bytes of a simulation's single process, without its ranks' models; measured: 40 MB."""
 
 
 def check_memory(experiment: Experiment, left: int | None = None) -> None:
-    """Refuse a job that cannot fit into this machine's memory; a job on several machines is not checked.
+    """Refuse a job that cannot fit into this machine's memory; jobs on several machines are not checked.
 
     Parameters
     ----------
@@ -67,10 +67,10 @@ def _need(e: Experiment, workers: int) -> float:
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
     zero = getattr(e.split, "zero", 0)
-    # The mean over the ranks one model is cut over.
+    # The mean over the ranks of one model.
     of_one = model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, sizes).total
     models = workers * of_one
-    if e.sync.shares_memory:  # one copy of the weights for all
+    if e.sync.shares_memory:  # one copy of the weights for all workers
         models -= (workers - 1) * hidden_weights(e) * sizes[0]
     if e.cluster.world == "simulated":
         return OF_A_SIMULATION + models
@@ -117,7 +117,7 @@ def model_state(
     """Count the bytes that one of N data-parallel ranks holds for a model of n parameters.
 
     =====  ==========================  =============================================
-    stage  shared out among N ranks    bytes of a rank, of w, g and k a parameter
+    stage  divided among N ranks       bytes of a rank, of w, g and k a parameter
     =====  ==========================  =============================================
     0      nothing                     (w + g + k) n
     1      optimizer state             (w + g) n + k n / N
@@ -128,9 +128,9 @@ def model_state(
     Parameters
     ----------
     parameters : float
-        n, from 0.
+        n, at least 0.
     ranks : int
-        N, from 1.
+        N, at least 1.
     zero : int
         0, 1, 2 or 3.
     bytes_each : sequence of 3 floats

@@ -18,7 +18,7 @@ from dlpar.config.paths import read_plain
 from dlpar.jobs.scratch import Scratch
 
 ANSWER = 10.0
-"""Seconds within which another host must report its name."""
+"""Seconds within which another host must answer with its name."""
 
 
 class NoMPI(RuntimeError):
@@ -46,8 +46,7 @@ class Starter:
     def command(
         self, ranks: int, program: list[str], hostfile: str | None = None, survives: bool = False
     ) -> list[str]:
-        """Return the command that runs `program` on `ranks` ranks, with output lines marked by rank if
-        possible.
+        """Return the command that runs `program` on `ranks` ranks; output lines name their rank if possible.
 
         If `survives`, the other ranks continue when a rank dies.
         """
@@ -75,7 +74,7 @@ class Starter:
 
 @lru_cache
 def find_starter() -> Starter:
-    """Find mpiexec: ``$DLPAR_MPIEXEC``, in an allocation Slurm's own, this environment's, or one on the PATH.
+    """Find mpiexec: ``$DLPAR_MPIEXEC``, Slurm's in an allocation, this environment's, or one on the PATH.
 
     Raises
     ------
@@ -89,7 +88,7 @@ def find_starter() -> Starter:
         return _identify(path)
     own = Path(sys.executable).parent / "mpiexec"
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
-        # On a cluster the site's MPI wins over that of our environment.
+        # On a cluster the site's MPI takes precedence over our environment's.
         others = [p for p in os.environ.get("PATH", "").split(os.pathsep) if Path(p) != own.parent]
         return _identify(shutil.which("mpiexec", path=os.pathsep.join(others)) or shutil.which("srun"))
     path = str(own) if own.exists() else shutil.which("mpiexec")
@@ -114,7 +113,7 @@ def _identify(path: str) -> Starter:
 
 
 def on_one_host(starter: Starter, hostfile: str | None) -> bool:
-    """Return whether all ranks will run on this machine, according to the settings."""
+    """Return whether the settings place all ranks on this machine."""
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if "SLURM_JOB_ID" in os.environ else 1
     return hostfile is None and starter.dialect != "srun" and nodes == 1
 
@@ -131,13 +130,13 @@ def hosts_of(hostfile: str) -> dict[str, int | None]:
 
 def _check_names(hostfile: str) -> None:
     """Refuse hosts with the same name, because Open MPI's launcher would wait forever for the second. The
-    check asks every other host through the launcher's own agent.  The launcher deals with hosts that do not
-    answer.
+    check asks every other host through the launcher's own agent.  Hosts that do not answer are left to the
+    launcher.
     """
     agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
     with suppress(OSError):  # there is no agent
         for host in hosts_of(hostfile):
-            # mpiexec refuses words that are not names.
+            # mpiexec refuses words that are not host names.
             if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
@@ -176,7 +175,7 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
         Whether all ranks run on this machine, where they need no network and see the same folders.
     """
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # the experiment sets these
-    allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]  # others it leaves alone
+    allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]  # other files stay unchanged
     flags = [*allow, *(f"{name}_CONFIRM" for name in allow), "OPENBLAS_NUM_THREADS", "PYTHONUNBUFFERED"]
     settings = dict.fromkeys([*flags, "PRTE_MCA_prte_silence_shared_fs"], "1")
     if one_host:
@@ -194,10 +193,10 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
         }
     else:
         settings |= {
-            # On one TCP connection, a receiver's ready message queues behind the receiver's own data, and
-            # one direction of an exchange often begins when the other has ended: half the rate.
+            # On one TCP connection, a receiver's ready message queues behind the receiver's own data. Then
+            # one direction of an exchange often begins only after the other has ended, at half the rate.
             "OMPI_MCA_btl_tcp_links": "2",
-            # A vanished host sends nothing, so check after 2 s of silence, once per second, three times.
+            # A vanished host sends nothing. So after 2 s of silence, check three times, once a second.
             "PRTE_MCA_oob_tcp_keepalive_time": "2",
             "PRTE_MCA_oob_tcp_keepalive_intvl": "1",
             "PRTE_MCA_oob_tcp_keepalive_probes": "3",

@@ -1,4 +1,4 @@
-"""Tools to find and kill processes of one account, or let them die with a parent.  Standard library only."""
+"""Find and kill processes of one account, or let them die with a parent.  Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Ask for a signal when the parent ends; `parent` is its pid as seen before, to close the race at start."""
+    """Ask for a signal when the parent ends; its pid `parent` reveals one that has already ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
@@ -27,12 +27,12 @@ def die_with_writer(pipe: int) -> None:
     fcntl.fcntl(pipe, 10, signal.SIGKILL)  # F_SETSIG
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe], [], [], 0)[0]:  # it has closed before
+    if select.select([pipe], [], [], 0)[0]:  # it has already closed
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none escapes."""
+    """Become the parent of descendants whose parent ends, so that none escapes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -44,7 +44,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def state_of(pid: int) -> tuple[str, int, int]:
-    """Return the letter of a process's state, its parent and its group; X, 0, 0 if there is no such process."""
+    """Return a process's state (a letter), parent and group; X, 0, 0 if there is no such process."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         state, parent, group = file.read().rpartition(b")")[2].split()[:3]
         return state.decode(), int(parent), int(group)
@@ -52,7 +52,7 @@ def state_of(pid: int) -> tuple[str, int, int]:
 
 
 def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
-    """Return the live processes below `root`, except those in `spared` and all below them."""
+    """Return the live descendants of `root`, except those in `spared` and their descendants."""
     parents = {int(name): parent_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
     found, border = [], {root}
     while border:
@@ -88,7 +88,7 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if parent_of(pid) is not None]) and time.monotonic() < deadline:
         with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # an ended child that nobody else waits for
+            while os.waitpid(-1, os.WNOHANG)[0]:  # an ended child for which no other process waits
                 pass
         time.sleep(0.01)
     return left

@@ -50,11 +50,10 @@ from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, Simulator, Task
 
 GRACE = 0.25
-"""Seconds that a failed rank waits, so that other failed ranks can report before the job is ended."""
+"""Seconds for which a failed rank waits, so that other failed ranks can report before the job ends."""
 
 PATIENCE = 0.7
-"""Share of a job's timeout after which a simulated rank that never yields is named, before the guardian ends
-the job."""
+"""Share of a job's timeout after which a simulated rank that never yields is named."""
 
 
 class NeverYields(RuntimeError):
@@ -71,21 +70,21 @@ def run_rank(argv: list[str]) -> int:
             return simulate(folder, *_read_work(folder), launched)
     if refusal := _refusal(ranks):
         print(refusal, file=sys.stderr)
-        with suppress(OSError):  # on a machine that does not see the job's folder
+        with suppress(OSError):  # this machine does not see the job's folder
             (folder / REFUSAL).write_text(refusal)
         MPI.Finalize()
         return 2
-    # On a machine that does not see the job's folder, a rank writes to a private one.
+    # On a machine that does not see the job's folder, a rank writes to a private folder.
     here = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
     with _stack_on_request(here, MPI.COMM_WORLD.rank):
         status = _join_and_work(here, launched)
     if here != folder:
-        shutil.rmtree(here, ignore_errors=True)  # brought home, or in the log
+        shutil.rmtree(here, ignore_errors=True)  # brought to the job's folder, or in the log
     return status
 
 
 def _refusal(ranks: int) -> str | None:
-    """Start MPI, and return the reason why ranks cannot run with it, or None."""
+    """Start MPI, and return None, or the reason why ranks cannot run with it."""
     library = MPI.Get_library_version()
     if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
         return f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
@@ -156,20 +155,20 @@ def _work(
 def _join_and_work(folder: Path, launched: float | None) -> int:
     world, record = MPI.COMM_WORLD, None
     try:
-        load_plugins()  # rank 0 alone reads the experiment, which would do it
+        load_plugins()  # done here, because only rank 0 reads the experiment
         meet(world)
         experiment, packed, attempt = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = join(attempt.fit(experiment), on_host=packed is not None)
         record = Recorder(folder, comm, began=attempt.began)
         _begin(record, experiment, launched, attempt)
-        if packed is None:  # a growing file shows that the rank is well
+        if packed is None:  # a growing file shows progress of the rank
             comm.world.while_asleep(lambda: record.event("asleep"))
         comm = _work(folder, experiment, unpack(packed) if packed else None, record, attempt)
         comm.close()
         if comm.size == world.size:
             _bring_home(folder, world)
             MPI.Finalize()
-        else:  # MPI would wait for ranks that have died; one that ends without it is as good as dead to the others
+        else:  # MPI would wait for dead ranks; a rank that ends without MPI counts as dead for the others
             with suppress(MPI.Exception):
                 _bring_home(folder, comm.mpi)
                 meet(comm.mpi)
@@ -197,7 +196,7 @@ def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
 
 
 def _note_turns(simulator: Simulator, path: Path) -> None:
-    """Keep the running rank's number in a mapped file, which outlives the process however it ends."""
+    """Keep the running rank's number in a mapped file, which outlives the process in any case."""
     path.write_bytes(b"   0")
     with open(path, "r+b") as file:
         note, turn = mmap.mmap(file.fileno(), 4), simulator.next
@@ -236,7 +235,7 @@ def simulate(
     file = RankFile(folder / f"{ALL_RANKS}.jsonl")
     attempt = attempt or Attempt()
     simulator, comms = of_experiment(attempt.fit(experiment))
-    if simulator.computes:  # where messages carry sizes only, a turn costs too little for this
+    if simulator.computes:  # if messages carry sizes only, turns are too short for this
         _note_turns(simulator, folder / RUNNING)
     records = [Recorder(folder, comm, file, attempt.began) for comm in comms]
     for record in records:
@@ -247,9 +246,9 @@ def simulate(
         os._exit(1)
 
     try:
-        call = unpack(packed) if packed else None  # a failure of it is an error of the ranks
+        call = unpack(packed) if packed else None  # its failure is an error of the ranks
         program = lambda comm: _work(folder, experiment, call, records[comm.rank], attempt)
-        on_move = (lambda: None) if call else file.touch  # a function has to end in time
+        on_move = (lambda: None) if call else file.touch  # a function must end in time
         run_program(simulator, comms, program, PATIENCE * experiment.cluster.timeout, hangs, on_move)
         (folder / RUNNING).unlink(missing_ok=True)
         return 0

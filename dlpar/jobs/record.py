@@ -1,9 +1,9 @@
 """Record a running rank: one JSON line per step, appended to its own file.
 
-The file is the only source of truth about the run: a reader gets nothing else.  A
-line is complete or absent, so a reader may tail the file while it grows.  Steps
-quicker than `TOGETHER` share a ``write``.  For a short step, a system call costs more than all other
-recording.  A killed rank loses at most this time.
+The file is the only source of truth about the run: a reader gets nothing else.  A line is complete or absent,
+so a reader may follow the file while it grows.  Steps quicker than `TOGETHER` share a ``write``, because for
+a short step a system call costs more than all other recording.  A killed rank loses at most the steps of this
+time.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 TOGETHER = 0.02
-"""Maximal seconds of steps that are written together."""
+"""Maximal seconds of steps in one write."""
 
 SNAPSHOT = "snapshot"
 """Name of the span in which a step waits for a copy of the state."""
 
 COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update"})
-"""Spans counted as computing; any other but :data:`SNAPSHOT` and ``evaluate`` is communication."""
+"""Spans counted as computing; all others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
 
 NOTHING = 2e-6
-"""Maximal seconds of an empty span on the wall clock, which is not written; 0 s on other clocks."""
+"""Maximal seconds of an empty span on the wall clock, which is not written; on other clocks 0 s."""
 
 
 class Span:
-    """Times a phase of a step by the rank's clock, or its GPU work by the GPU's clock (:class:`DeviceClock`).
+    """Time a phase of a step by the rank's clock, or its GPU work by the GPU's clock (:class:`DeviceClock`).
 
-    One object serves all steps, so phases of one name do not nest.  `of` is written after the times: in a
-    pipeline the numbers of micro-batch and chunk, with a new object for each.
+    One object serves all steps, so phases of one name do not nest.  The values in `of` are written after the
+    times.  In a pipeline these are the numbers of micro-batch and chunk, with a new object for each pair.
     """
 
     __slots__ = ("_name", "_of", "_record", "_start", "_waited")
@@ -90,12 +90,12 @@ class RankFile:
         self._pending.clear()
         self._written = time.monotonic()
         if lines and (written := os.write(self._file, lines)) < len(lines):
-            # No torn line, and room for the error that follows.
+            # Leave no torn line, and make room for the error that follows.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError("No space left on device, or the limit of `ulimit -f` is reached")
 
     def touch(self) -> None:
-        """Show progress without a record, because a step of thousands of ranks takes long."""
+        """Show progress without a record, because a step of thousands of ranks takes a long time."""
         os.utime(self._file)
 
     def close(self) -> None:
@@ -105,20 +105,20 @@ class RankFile:
 
 
 def _nothing(thing: Any) -> None:
-    """Return null for a value that JSON does not know."""
+    """Return null for a value that JSON cannot represent."""
 
 
 class Recorder:
-    """Append-only record of one rank in a run folder.
+    """Recorder of one rank, which appends to a file in a run folder.
 
     Parameters
     ----------
     folder : path
         The run folder; ``rank-<rank>.jsonl`` in it is created.
     comm : Comm
-        The rank; its clock gives every time in the file.
+        The rank's communicator; its clock gives every time in the file.
     file : RankFile, optional
-        File shared by many ranks of one process; each line then names its rank.
+        A file that many ranks of one process share; each line then names its rank.
     began : float
         Seconds of the run before this attempt, in a resumed run.
     """
@@ -164,7 +164,7 @@ class Recorder:
         return self._kinds.get(name) or self._kinds.setdefault(name, Span(self, name))
 
     def step(self, step: int, **facts: Any) -> None:
-        """Finish a step: one line with its loss, samples, traffic, seconds, and the spans since the last."""
+        """Finish a step: write a line with its loss, samples, traffic, seconds and spans."""
         compute, comm, spans = 0.0, 0.0, self._take_spans()
         for name, start, end, *_ in spans:
             if name in COMPUTING:
@@ -179,7 +179,7 @@ class Recorder:
         self._write(record | self.comm.world.state(), soon=True)
 
     def evaluation(self, step: int, **facts: Any) -> None:
-        """Write a test on held-out samples after `step` steps."""
+        """Write the result of a test on held-out samples after `step` steps."""
         self._write({"k": "eval", "step": step, "t": self.now(), **facts, "spans": self._take_spans()})
 
     def event(self, name: str, **facts: Any) -> None:
@@ -249,8 +249,8 @@ class DeviceClock:
         self._comm, self._now = comm, now
 
     def moment(self) -> torch.cuda.Event:
-        """Return the moment at which the GPU has done all it was told so far."""
-        import torch  # here: readers of runs and stand-in ranks need no torch
+        """Return the moment at which the GPU has finished all work queued so far."""
+        import torch  # imported here, because readers of runs and stand-in ranks need no torch
 
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._comm.device))

@@ -1,11 +1,12 @@
 """Recovery from a rank's death: survivors agree on their state, and restart from the state they hold.
 
 A step is a transaction: exchanges of an interrupted step are discarded.  Equal replicas take the state of the
-replica with the most steps.  Servers go back to the version that all servers have.  Replicas of gossip keep
-their own state. Each survivor's program then restarts, as in a resumed run.
+replica with the most steps.  Servers go back to the latest version that all of them have.  Replicas of gossip
+keep their own state. Each survivor's program then restarts, as in a resumed run.
 
 Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI communication capability"
-(IJHPCA 2013): User Level Failure Mitigation, by which MPI tells of a death, revokes and shrinks communicators.
+(IJHPCA 2013): User Level Failure Mitigation, by which MPI reports a death, and revokes and shrinks
+communicators.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
             else:
                 record.end(0)
             if experiment.deaths.goes_on:
-                comm.barrier()  # a spare waits here from the beginning; until all are here, somebody may need us
+                comm.barrier()  # a spare waits here from the start; until all are here, another rank may need it
             return comm
         except Exception as error:
             if not (experiment.deaths.goes_on and comm.world.is_death(error)):
@@ -92,7 +93,7 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
             state = keeper.present(done, done)
     else:
         done = max((each.done for each in workers), default=-1)
-    if done < 0:  # it died before anybody had begun
+    if done < 0:  # it died before any rank had begun
         return comm, new, None
     if not servers:
         source = next(n for n, each in enumerate(workers) if each.done == done)
@@ -111,7 +112,7 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
 def tell(
     record: Recorder, keeper: Keeper | None, before: Crew, crew: Crew, state: State | None, noticed: float
 ) -> None:
-    """Record who died, where the others continue, and this worker's step that a death left unrecorded."""
+    """Record who died, where the others continue, and this worker's interrupted, unrecorded step."""
     part = keeper.parts.get("part") if keeper and state and state.done == keeper.done + 1 else None
     if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.

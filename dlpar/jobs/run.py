@@ -1,4 +1,4 @@
-"""Read a run folder: live or finished, today or a year later."""
+"""Read a run folder of a live or finished run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
     Parameters
     ----------
     which : path or str
-        A run folder, a run's id, or the unique beginning of one.
+        A run folder, a run's id, or a unique prefix of an id.
 
     Raises
     ------
@@ -70,8 +70,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped``, or ``lost`` without a word."""
-        live = self.live  # read before the end, which is written while the run is live
+        """Status: ``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost``."""
+        live = self.live  # read before the end record, which is written while the run is live
         if end := self._end():
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):
@@ -116,7 +116,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Summary of the run so far, as ``dlpar run --json`` prints it."""
-        with suppress(OSError, ValueError, RecursionError):  # it has none yet, or not all of it
+        with suppress(OSError, ValueError, RecursionError):  # it is missing or incomplete
             kept = json.loads(read_plain(self.path / "summary.json"))
             if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
                 return kept
@@ -134,7 +134,7 @@ class Run:
         return Tail(self.path).read_all()
 
     def global_steps(self) -> list[GlobalStep]:
-        """Combine the steps of all workers into global steps, without lost steps that were done again."""
+        """Combine the steps of all workers into global steps, without lost steps that were repeated."""
         return kept(self.global_steps_of_all())
 
     def global_steps_of_all(self) -> list[GlobalStep]:
@@ -156,20 +156,20 @@ class Run:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row per rank and step; seconds in ``t compute comm wait``, bytes sent in ``bytes``."""
+        """One row per rank and step, with seconds in ``t compute comm wait`` and sent bytes in ``bytes``."""
         rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
         frame = _frame(rows, STEP_COLUMNS).drop_duplicates(
             ["rank", "step"], keep="last"
-        )  # not those done again
+        )  # without repeated steps
         return frame.sort_values(["step", "rank"], ignore_index=True)
 
     @property
     def curve(self) -> pd.DataFrame:
         """One row per global step (:class:`~dlpar.jobs.global_steps.GlobalSteps`).
 
-        Columns: ``step``; ``samples`` and ``bytes`` so far; ``seconds``, when its last worker ended it; ``loss``,
-        the mean over its global batch; ``samples_per_s`` of that step.  Steps that some worker never finished
-        are omitted.
+        Columns: ``step``; ``samples`` and ``bytes`` so far; ``seconds``, when the last worker ended the step;
+        ``loss``, the mean over the global batch; ``samples_per_s`` of this step.  Steps that some worker
+        never finished are omitted.
         """
         curve = _frame(self.global_steps(), GlobalStep._fields)
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
@@ -179,7 +179,7 @@ class Run:
     def attempts(self) -> pd.DataFrame:
         """One row per attempt: ``first`` and ``last`` step, how many were ``lost``, ``status`` and ``reason``.
 
-        Lost steps were done again by the next attempt.
+        The next attempt repeated lost steps.
         """
         done = self.global_steps_of_all()
         firsts = {0: 0} | {r["attempt"]: r["resumed"] for _, r in self._of_kind("rank") if "attempt" in r}
@@ -197,9 +197,9 @@ class Run:
     def consensus(self) -> pd.DataFrame:
         """Consensus distance after each global step, live or finished; no rows without sketches.
 
-        Columns: ``step``; ``seconds``, when its last worker ended it; ``distance``, the root of the mean over
-        workers of ‖x_i - mean‖², at the weights from which the step began.  If workers run free, every N
-        worker-steps give a row, from the latest weights of each worker.  Distances are estimated from
+        Columns: ``step``; ``seconds``, when the last worker ended the step; ``distance``, the root of the
+        mean over workers of ‖x_i - mean‖², with the weights at the start of the step.  If workers run free,
+        every N worker-steps give a row, from the latest weights of each worker.  Distances are estimated from
         sketches (:mod:`dlpar.sync.sketch`): they differ by about 10 %, with the same factor throughout a run.
         """
         rows = [(done.step, done.seconds, (apart**2).mean() ** 0.5) for done, apart in self.from_the_mean()]
@@ -218,7 +218,7 @@ class Run:
 
     @property
     def evals(self) -> pd.DataFrame:
-        """Tests on held-out samples: ``step t accuracy loss samples``."""
+        """Results of tests on held-out samples: ``step t accuracy loss samples``."""
         rows = [record for _, record in self._of_kind("eval")]
         return _frame(rows, ["step", "t", "accuracy", "loss", "samples"])
 
@@ -274,7 +274,7 @@ class Run:
 
     def _of_kind(self, *kinds: str) -> Iterator[tuple[int, Record]]:
         """Yield the records of some kinds as ``(rank, record)``."""
-        parts = iter(Tail(self.path).read, [])  # a part at a time: records fill the memory
+        parts = iter(Tail(self.path).read, [])  # by parts, because all records would fill the memory
         return ((rank_of(s), r) for part in parts for s, r in part if r["k"] in kinds and s != "job")
 
     def _end(self) -> Record | None:
@@ -282,7 +282,7 @@ class Run:
 
 
 def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    import pandas as pd  # here: a light process reads summaries only
+    import pandas as pd  # imported here, because a light process only reads summaries
 
     return pd.DataFrame(rows, columns=columns)
 

@@ -16,7 +16,7 @@ from dlpar.jobs.tail import lines_of
 
 
 def stop(job: str) -> None:
-    """End a running job, which is gone within 2 s, and return at once; starting jobs are not ended."""
+    """Ask a running job to end within 2 s, and return at once; starting jobs are not ended."""
     found = [folder for folder in running_folders() if folder.name == job]
     pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
     kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's
@@ -25,7 +25,7 @@ def stop(job: str) -> None:
 def running_folders() -> list[Path]:
     """Return the folders of the running jobs, the oldest first."""
     if not any(map(is_locked, runtime_folder().glob("job-*"))):
-        return []  # at little cost
+        return []  # cheaply
     folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
     return [folder for folder in folders if is_locked(folder)]
 

@@ -19,7 +19,7 @@ def lock(path: Path, seconds: float = 0.0) -> int | None:
 
     The kernel frees the lock when the last process that has this descriptor closes it, or dies.
     """
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)  # of a pipe it raises
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)  # it raises for a pipe
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -38,7 +38,7 @@ class Scratch:
     Attributes
     ----------
     lock : Path
-        File that is locked while the job lives.  An unlocked folder was left by a killed guardian.
+        File that is locked while the job lives.  If it is unlocked, a killed guardian left the folder.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,14 +55,14 @@ class Scratch:
         return scratch
 
     def remove(self) -> None:
-        """Delete both folders with all they hold."""
+        """Delete both folders with their content."""
         elsewhere = [root / self.memory.name for root in (Path("/dev/shm"), runtime_folder() / "memory")]
         for folder in (*elsewhere, self.folder):  # memory may be in either, depending on free space
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a job holds the folder's lock, which the kernel frees however the job ends."""
+    """Tell whether a job holds the folder's lock, which the kernel frees when the job ends for any reason."""
     try:
         with open_plain(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def is_locked(folder: Path) -> bool:
 def sweep(older_than: float = 60.0) -> None:
     """Remove unlocked folders of jobs whose guardian was killed, made `older_than` seconds ago or more."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # removed meanwhile
             old = time.time() - folder.stat().st_mtime > older_than
             if old and (held := lock(folder / "lock")) is not None:
                 kind, _, name = folder.name.partition("-")

@@ -7,9 +7,9 @@ others wait, a job may keep slots only up to a time limit.  Then the job is told
 new file.  Without a keeper there is no limit.
 
 The next turn goes to the user with the fewest slots.  Among equals the longest time since the last turn
-decides, then the time of arrival.  Nobody overtakes the user whose turn it is, however few slots he wants.
+decides, then the time of arrival.  Nobody overtakes the user whose turn it is, even with a smaller job.
 So a user who queues for one job waits for at most one job of each of the others.  The kernel names the user
-of a connection; where several share the keeper's own account (a hub's list of names), each gives a name.
+of a connection.  If several users share the keeper's account (a hub's list of names), each gives a name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOK = 0.1
 """Seconds between checks of the slots while a job waits: a job's last process may outlive its guardian."""
 
 MOST_EACH = 32
-"""Maximal number of a user's connections, except for the keeper's account, so that nobody can block others."""
+"""Maximal number of a user's connections, so that nobody can block others; the keeper's account is exempt."""
 
 
 LONGEST_TURN = 1800.0
@@ -61,7 +61,7 @@ def keeper_socket() -> Path | None:
 
 
 def usual_slots() -> int:
-    """Return the default number of slots of this machine: two for each core, at most :data:`MOST`."""
+    """Return this machine's default number of slots: two for each core, at most :data:`MOST`."""
     return min(MOST, 2 * cores())
 
 
@@ -87,7 +87,7 @@ class Talk(Connection):
         The keeper's socket.
     question : dict
         ``{"slots": 4, "as": "ada"}`` waits for 4 slots, under a name that distinguishes users of one account.
-        ``{"pause": True}`` pauses all jobs. ``{}`` asks how many slots are taken, and a teacher hears by
+        ``{"pause": True}`` pauses all jobs. ``{}`` asks how many slots are taken; a teacher also learns by
         whom.
 
     Attributes
@@ -105,7 +105,7 @@ class Talk(Connection):
 
     def __init__(self, path: Path, question: dict[str, Any]) -> None:
         super().__init__()
-        # A blocking call waits in the queue; with Python's own timeout it would be refused at once.
+        # A blocking call waits in the queue. With Python's own timeout it would be refused at once.
         self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
         try:
             self.connect(str(path))
@@ -119,8 +119,8 @@ class Talk(Connection):
     def hear(self) -> list[dict[str, Any]]:
         """Return the keeper's new messages, after waiting at most 5 s for one.
 
-        A job in the queue hears ``{"ahead": 2, "paused": False}``, and finally ``{"go": True}``, which brings
-        :attr:`files`.  A job that kept them too long hears ``{"over": "…"}``, the reason.
+        A job in the queue gets ``{"ahead": 2, "paused": False}``, and finally ``{"go": True}``, which brings
+        :attr:`files`.  A job that kept slots too long gets ``{"over": "…"}``, the reason.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Asker(Connection):
         self.setblocking(False)
         self.user = user_of(self)
         self.person = str(self.user)
-        with suppress(KeyError, TypeError):  # no such account, or a kernel that does not tell
+        with suppress(KeyError, TypeError):  # no such account, or a kernel that does not name it
             self.person = pwd.getpwuid(self.user).pw_name
         self.number, self.wants, self.told = 0, 0, None
 
@@ -202,7 +202,7 @@ class Keeper:
         self.selector: selectors.BaseSelector | None = None
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Answer until `until()`; jobs that run keep their slots after that."""
+        """Answer until `until()`; running jobs keep their slots after that."""
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         while not until():
@@ -214,7 +214,7 @@ class Keeper:
                 self._tell()
 
     def close(self) -> None:
-        """Leave no socket; jobs in the queue notice that it closes."""
+        """Remove the socket; jobs in the queue notice that it closes."""
         self.path.unlink(missing_ok=True)
         for asker in list(self.askers):
             self._forget(asker)
@@ -289,7 +289,7 @@ class Keeper:
     def _accept(self) -> None:
         try:
             asker = Asker(self.listener.accept()[0])
-        except OSError:  # it has gone, or descriptors are lacking
+        except OSError:  # the asker has gone, or descriptors are lacking
             return time.sleep(LOOK)
         others = sum(other.user == asker.user for other in self.askers)
         if others >= MOST_EACH and asker.user != os.getuid():
@@ -300,21 +300,21 @@ class Keeper:
     def _hear(self, asker: Asker) -> None:
         try:
             for question in asker.hear():
-                if asker.number or not isinstance(question, dict):  # many questions would keep us busy
+                if asker.number or not isinstance(question, dict):  # many questions would busy the keeper
                     return self._forget(asker)
                 asker.number = next(self.numbers)
                 self._answer(asker, question)
         except BlockingIOError:
             return
-        except Exception:  # it has gone, or sends nonsense: nothing that somebody sends may end the keeper
+        except Exception:  # the asker has gone, or sends nonsense; no message may end the keeper
             self._forget(asker)
 
     def _answer(self, asker: Asker, question: dict[str, Any]) -> None:
         wants = question.get("slots")
-        if type(wants) is int:  # a bool is none
+        if type(wants) is int:  # a bool is not a number here
             if wants < 1:
                 return self._say(asker, {"refused": f"slots: got {wants}, allowed is a whole number from 1"})
-            asker.wants = min(wants, self.slots)  # a job of more ranks than there are slots runs alone
+            asker.wants = min(wants, self.slots)  # a job with more ranks than slots runs alone
             if asker.user == os.getuid():
                 asker.person = str(question.get("as") or asker.person)
         elif "pause" not in question:
@@ -337,7 +337,7 @@ class Keeper:
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:
         try:
             asker.say(words)
-        except OSError:  # gone, or so far behind that it does not listen
+        except OSError:  # the asker has gone, or is too far behind to read
             self._forget(asker)
 
     def _forget(self, asker: Asker) -> None:

@@ -1,10 +1,10 @@
 """Snapshots: the state of every rank, written during training, from which a run is resumed.
 
-A rank's state is a set of named tensors and numbers with a version.  An object lists its attributes that
-belong to the state: ``kept = ("weights", "optimizer")``.  Nested objects do the same.
-Each rank writes its own shard, in the safetensors format, which holds no code: under a temporary
-name, synced to the disk, then renamed.  The rank whose shard is the last of a set writes the set's
-manifest; a set without a manifest is not a snapshot.
+A rank's state is a set of named tensors and numbers with a version.  An object lists the attributes that
+belong to its state: ``kept = ("weights", "optimizer")``.  Nested objects do the same. Each rank writes its
+own shard in the safetensors format, which holds no code.  It writes under a temporary name, syncs to the
+disk, and then renames the file.  The rank whose shard is the last of a set writes the set's manifest; a set
+without a manifest is not a snapshot.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _same(after: Any, before: Any) -> bool:
 
 
 class State:
-    """The state of one rank at one moment, on the host.
+    """State of one rank at one moment, on the host.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
     Raises
     ------
     BadExperiment
-        If there is none; the sentence says why the newest is refused.
+        If there is no such snapshot; the sentence says why the newest is refused.
     """
     why = "it has none: only a run with snapshot.every above 0 writes them"
     for step in snapshots_in(folder):
@@ -238,13 +238,13 @@ class Attempt(NamedTuple):
     Attributes
     ----------
     number : int
-        0 for the first attempt; a run that was resumed once has attempt 1.
+        0 for the first attempt, 1 after a run was resumed once.
     step : int
         Global steps done before this attempt.
     began : float
         Seconds of the run that passed before its ranks were ready.
     held, workers : int
-        Workers whose state the snapshot holds, and workers that go on from it.
+        Number of workers with state in the snapshot, and number of workers that continue from it.
     """
 
     number: int = 0
@@ -268,8 +268,8 @@ class Attempt(NamedTuple):
     def state(self, folder: Path, experiment: Experiment, rank: int) -> State | None:
         """Return the initial state of a rank; None in a first attempt.
 
-        On another number of workers, flat ranges of ZeRO are cut again, and servers keep their state.  Other
-        workers take the common state of one replica, or in gossip the state of one replica each.
+        With another number of workers, flat ranges of ZeRO are cut again, and servers keep their state.
+        Other workers take the common state of one replica, or in gossip each takes the state of one replica.
         """
         if not self.number:
             return None
@@ -284,10 +284,10 @@ class Attempt(NamedTuple):
 
 
 def recut(states: list[State], workers: int, rank: int) -> State:
-    """Return a rank's ZeRO state on another number of workers, from all previous states.
+    """Return a rank's ZeRO state for another number of workers, from all previous states.
 
-    Rank r of N holds chunk (r + 1) mod N of each group of parameters, whose lengths the state of stage 3 lists; in
-    stage 1 a tensor of the optimizer is of one bucket.
+    Rank r of N holds chunk (r + 1) mod N of each group of parameters.  The state of stage 3 lists the lengths
+    of the groups.  In stage 1 a tensor of the optimizer belongs to one bucket.
     """
     first, tensors = states[0], {}
     lengths = first.tree["part"]["object"].get("lengths", {}).get("list")
@@ -308,7 +308,7 @@ def recut(states: list[State], workers: int, rank: int) -> State:
 
 
 def begin(folder: Path, attempt: Attempt) -> None:
-    """Set the records of earlier attempts aside, and store the next attempt's start."""
+    """Rename the records of earlier attempts, and store the next attempt's start."""
     attempts = attempts_in(folder)
     ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
     began = max(ends, default=Attempt.of(folder).began)
@@ -323,11 +323,11 @@ def begin(folder: Path, attempt: Attempt) -> None:
 
 
 _writer = ThreadPoolExecutor(1, "dlpar-snapshot")
-"""Writes shards during training, one at a time in this process, for all its ranks."""
+"""Writer of shards during training, one at a time for all ranks of this process."""
 
 
 def written() -> None:
-    """Wait until all shards under way are written."""
+    """Wait until all pending shards are written."""
     _writer.submit(lambda: None).result()
 
 
@@ -341,7 +341,7 @@ class Death:
     rank : int
         The rank; servers die on request by ``die`` only.
     attempt : int
-        A rank of ``die`` dies in the first attempt.  Times of ``mtbf`` are drawn for each attempt.
+        Ranks named by ``die`` die in the first attempt.  Times of ``mtbf`` are drawn for each attempt.
     """
 
     def __init__(self, experiment: Experiment, rank: int, attempt: int) -> None:
@@ -368,7 +368,7 @@ class Died(RuntimeError):
 
 
 class Keeper(comm.Keeper):
-    """Keeps the state of one rank: restores it in a resumed run, and writes it every few steps.
+    """Keeper of one rank's state: it restores this state in a resumed run, and writes it every few steps.
 
     Parameters
     ----------
@@ -379,7 +379,7 @@ class Keeper(comm.Keeper):
     record : Recorder
         Records each snapshot: a span for the copy that a step waits for, an event for the rest.
     rank : int
-        Of all ranks of the job.
+        Number of the rank in the job.
     attempt : Attempt
         The attempt, with its start.
     death : Death
@@ -405,7 +405,7 @@ class Keeper(comm.Keeper):
         self.own = self.state.own if self.state else 0
         self.done = state.done if state else attempt.step
         self.parts: dict[str, Any] = {}
-        self._last = self.done  # global steps when the last snapshot was due
+        self._last = self.done  # number of global steps when the last snapshot was due
         self._writing: Future | None = None
 
     def hold(self, **parts: Any) -> None:
@@ -434,11 +434,11 @@ class Keeper(comm.Keeper):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all parts are there, so that this rank or others can continue from its state."""
+        """Return whether this rank's state is complete, so that it or other ranks can continue from it."""
         return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
 
     def standing(self) -> tuple[int, int]:
-        """Return the own and global steps in this rank's weights, including an unrecorded one."""
+        """Return the own and global steps in this rank's weights, including an unrecorded step."""
         if sync := self.parts.get("sync"):
             return self.own + sync.begun, self.done + sync.begun
         done = min(server.done for server in self.parts.values())
@@ -458,7 +458,7 @@ class Keeper(comm.Keeper):
         self._ended()
 
     def _ended(self) -> None:
-        """Wait for the snapshot under way, and record it; a failed snapshot does not stop training."""
+        """Wait for the pending snapshot, and record it; a failed snapshot does not stop training."""
         if self._writing is not None:
             done, self._writing = self._writing, None
             try:

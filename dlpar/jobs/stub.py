@@ -1,4 +1,4 @@
-"""The stub: mpiexec starts this program in a warm launch, and the fork server forks the rank.
+"""Stub: the program that mpiexec starts in a warm launch, while the fork server forks the rank.
 
 Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank with this process's
 environment, folder and file descriptors.  The stub waits, and ends with the rank's status.  If the stub is
@@ -23,11 +23,12 @@ def main() -> None:
     die_with_parent(os.getppid())
     rank = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
     try:
-        rank_dies, _ = os.pipe()  # with this process, the only one that can write
+        rank_dies, _ = os.pipe()  # only this process can write to the pipe
         answers = ask(sys.argv[1], rank, files=(0, 1, 2, rank_dies)).messages()
-        # The server has forked the rank, or was killed before it could report this, and the rank has ended.
+        # The server has forked the rank. Or it was killed before it could report this, and the rank has
+        # ended.
         status = next(answers)
-    except OSError:  # the fork server left this moment, or has no process for us: start cold
+    except OSError:  # the fork server has just left, or cannot fork: start cold
         python = [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]]
         os.execv(python[0], python)
     try:

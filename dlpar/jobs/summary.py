@@ -25,7 +25,7 @@ ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 
 
 CHOICES = ("allreduce", "factors")
-"""Choices of a scheme itself: the all-reduce of each bucket, and the number of layers sent as factors."""
+"""Choices that a scheme makes: the all-reduce of each bucket, and the number of layers sent as factors."""
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
@@ -49,11 +49,11 @@ class Summary:
     workers : int
         Workers of the experiment; servers are not counted.
     backup : int
-        Workers whose steps an update does not need.
+        Number of workers whose steps an update does not need.
     runs_free : bool
-        Whether workers do as many steps as they can, instead of the same number each.
+        Whether workers do as many steps as they can, instead of equally many.
     lead_bound : int or None
-        Maximal lead over the slowest worker in clocks; None without a bound.
+        Maximal lead over the slowest worker, in clocks; None without a bound.
     counts_lead : bool
         Whether workers know how far they lead.
     """
@@ -113,7 +113,7 @@ class Summary:
             self._sent([record.get("bytes", 0)])
 
     def _count(self, steps: list[dict[str, Any]]) -> None:
-        """Add many steps at once, which is several times quicker than one by one."""
+        """Add many steps at once, which is several times quicker than adding them one by one."""
         self.samples += sum([step["samples"] for step in steps if not step.get("dropped")])
         self._sent([step["bytes"] for step in steps])
         self.lead = max(self.lead, max([step["lead"] for step in steps]))
@@ -125,20 +125,20 @@ class Summary:
         self.last = max(self.last, max([step["t"] for step in steps]))
 
     def _sent(self, numbers: list[int | None]) -> None:
-        # A library that moves the data does not report the amount.
+        # A library that moves the data does not report how much.
         unknown = self.bytes is None or None in numbers
         self.bytes = None if unknown else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
         """Return the summary, ready for JSON, once all records were added; missing figures are None.
 
-        It has ``chosen`` only if the scheme chose something itself.
+        It has ``chosen`` only if the scheme made a choice.
         """
         self.steps.ready(ended=True)
-        elapsed = max(0.0, self.last - self.first)  # 0 without a step
+        elapsed = max(0.0, self.last - self.first)  # without a step, 0
         samples = (
             self.steps.samples if self.steps.attempt else self.samples
-        )  # without those of steps done again
+        )  # without seconds of repeated steps
         loss = self.steps.last.loss if self.steps.last else None
         return {
             "run": self.run,

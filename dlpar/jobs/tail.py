@@ -17,7 +17,7 @@ from dlpar.config.paths import open_plain
 
 try:
     from orjson import loads
-except ImportError:  # the guardian of a job has the standard library only
+except ImportError:  # the guardian of a job uses only the standard library
     from json import loads
 
 Record = dict[str, Any]
@@ -52,12 +52,12 @@ def result_path(folder: Path, rank: int) -> Path:
 
 @cache
 def rank_of(source: str) -> int:
-    """Return the rank whose records come from a source such as ``rank-3``."""
+    """Return the rank of a source such as ``rank-3``."""
     return int(source[5:])
 
 
 def source_of(name: str) -> str:
-    """Return the source whose records a file holds: ``rank-3`` of ``rank-3.jsonl``, and of ``rank-3.0.jsonl``."""
+    """Return the source of a file's records: ``rank-3`` for ``rank-3.jsonl`` and for ``rank-3.0.jsonl``."""
     return name.partition(".")[0]
 
 
@@ -73,7 +73,7 @@ def attempts_in(folder: Path) -> list[list[str]]:
 
 
 class Tail:
-    """Reads every ``rank-*.jsonl`` and ``job.jsonl`` of a run folder incrementally.
+    """Incremental reader of every ``rank-*.jsonl`` and ``job.jsonl`` in a run folder.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Tail:
         return [(f"rank-{r['rank']}" if source == ALL_RANKS else source, r) for r in records]
 
     def read_all(self) -> list[tuple[str, Record]]:
-        """Return all records from where the last call stopped to the present end."""
+        """Return all records since the last call, up to the present end of the files."""
         return [found for part in iter(self.read, []) for found in part]
 
     def _new_lines(self, name: str) -> list[bytes]:
@@ -143,6 +143,6 @@ def record_of(line: bytes, source: str = "") -> Record | None:
         return None
     if source == ALL_RANKS and not isinstance(record.get("rank"), int):
         return None
-    if record.get("loss", 0) is None:  # JSON has no NaN, which a diverged loss is
+    if record.get("loss", 0) is None:  # JSON has no NaN, the loss of a diverged run
         record["loss"] = math.nan
     return record

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """Open a listening socket at `path`, after removing a killed server's; `mode` defines who may connect."""
+    """Open a listening socket at `path`, instead of a killed server's; `mode` defines who may connect."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
-    path.chmod(mode)  # nobody can connect yet
+    path.chmod(mode)  # no process can connect yet
     listener.listen(128)
     return listener
 
@@ -47,7 +47,7 @@ class Connection(socket.socket):
     Parameters
     ----------
     accepted : socket, optional
-        A listener's new connection, which this object takes over.  Default: a new end, not yet connected.
+        A listener's new connection, which this object takes over.  Default: a new, unconnected end.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Connection(socket.socket):
         """Send a message, with open files; raises `OSError` if the other end has gone or does not listen."""
         line = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self, [line], files)
-        if sent < len(line):  # else the other end may have answered and closed already
+        if sent < len(line):  # the other end may already have answered and closed
             self.sendall(line[sent:])
 
     def hear(self) -> list[Any]:
@@ -118,7 +118,7 @@ def ask(
     server = Connection()
     server.settimeout(seconds)
     server.connect(str(path))
-    if not is_ours(server):  # it would get our environment and our files
+    if not is_ours(server):  # another account would get our environment and our files
         raise PermissionError(f"{path}: somebody else listens there")
     server.say(question, files)
     return server
