@@ -30,7 +30,7 @@ help:  ## this text
 	@echo 'Settings, given as  make test PYTEST_ARGS="-k ring":'
 	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
 	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
-	@echo '               simulation tensor pipeline hub gpu'
+	@echo '               simulation tensor pipeline hub step gpu'
 	@echo '  ROUNDS, SEED how many faults, and which (faults)'
 	@echo '  HUB_ARGS     flags of `dlpar hub` (hub)'
 	@echo '  GRADE_ARGS   what `dlpar grade` is to grade, and how (grade)'

@@ -20,6 +20,7 @@ import recording
 import reducing
 import serving
 import simulating
+import stepping
 import tensor
 import thirty_students
 import training
@@ -28,7 +29,7 @@ SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
     "simulation": simulating.report, "tensor": tensor.report, "pipeline": pipeline.report,
-    "hub": thirty_students.report, "gpu": gpu.report,
+    "hub": thirty_students.report, "step": stepping.report, "gpu": gpu.report,
 }  # fmt: skip
 
 
