@@ -72,10 +72,9 @@ def train(
             sync.update()
         sync.spread(record.span)
 
-        # 5. Record what happened.  Reading the loss waits for the GPU once per step.
-        loss = None if part.loss is None else float(part.loss)
+        # 5. Record what happened.  The loss of a GPU is read one step late, when it is there.
         facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **task.memory.facts()}
-        record.step(step, loss=loss, samples=part.samples, **facts)
+        record.step(step, loss=part.loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
         held_out.test(done)

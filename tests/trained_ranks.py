@@ -36,6 +36,7 @@ class Kept(Unrecorded):
         self.steps: list[dict[str, Any]] = []
 
     def step(self, step: int, **facts: Any) -> None:
+        facts["loss"] = None if facts["loss"] is None else float(facts["loss"])
         self.steps.append({"step": step, "t": self.now(), **facts})
 
 

@@ -118,9 +118,11 @@ class Traffic:
                 del self._since[thread]
                 self._waited += self._now() - since
 
-    def waited_by_device(self) -> float:
-        """Return the seconds in which a GPU, not the host, waited since the last call; its queue must be empty."""
-        return 0.0
+    def waits_of_device(self) -> Callable[[], float]:
+        """Take the waits of a GPU, not of the host, since the last call; the result returns their seconds once
+        the GPU has done them.
+        """
+        return float
 
     @property
     def waited(self) -> float:
@@ -380,7 +382,7 @@ class Recorder(Protocol):
         """Time a phase of a step: ``forward``, ``backward``, ``communicate``, ``update`` …"""
 
     def step(self, step: int, **facts: Any) -> None:
-        """End a step with its loss, samples, traffic and other facts."""
+        """End a step with its loss (a number or a tensor of shape ()), samples, traffic and other facts."""
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """Record a test on held-out samples after `step` steps."""

@@ -13,10 +13,10 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -138,6 +138,7 @@ class Recorder:
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
+        self._last: Done | None = None
 
     def join(self, comm: Comm, workers: int, usual: int) -> None:
         """Continue with another communicator of the same clock, and this many workers in a global step."""
@@ -164,54 +165,86 @@ class Recorder:
         return self._kinds.get(name) or self._kinds.setdefault(name, Span(self, name))
 
     def step(self, step: int, **facts: Any) -> None:
-        """Finish a step: write a line with its loss, samples, traffic, seconds and spans."""
-        compute, comm, spans = 0.0, 0.0, self._take_spans()
-        for name, start, end, *_ in spans:
+        """Finish a step: write a line with its loss, samples, traffic, seconds and spans.
+
+        A step on a GPU is written when the next one ends, so that the host never waits for the present one.
+        """
+        facts |= self.comm.world.state()
+        spans, self._spans = self._spans, []
+        waited, self._waited = self._waited, 0.0
+        if self._device is None:
+            self._add_step(step, self.now(), facts, spans, waited)
+            return
+        self._write_last()
+        if (loss := facts.get("loss")) is not None and not isinstance(loss, float):
+            facts["loss"] = loss.to("cpu", non_blocking=True)
+        waits = self.traffic.waits_of_device()
+        self._last = Done(step, facts, spans, waited, waits, self.moment(), *self._device.zero)
+        self._device.set_again()
+
+    def _write_last(self) -> None:
+        """Write the step that a GPU has done by now, or soon will have done."""
+        if self._last and self._device:
+            done, self._last = self._last, None
+            spans, end = self._device.timed(done)
+            self._add_step(done.step, end, done.facts, spans, done.waited + done.waits())
+
+    def _add_step(
+        self, step: int, end: float, facts: dict[str, Any], spans: list[tuple[Any, ...]], waited: float
+    ) -> None:
+        compute, comm = 0.0, 0.0
+        for name, start, until, *_ in spans:
             if name in COMPUTING:
-                compute += end - start
+                compute += until - start
             elif name == SNAPSHOT:
-                facts[SNAPSHOT] = facts.get(SNAPSHOT, 0.0) + end - start
+                facts[SNAPSHOT] = facts.get(SNAPSHOT, 0.0) + until - start
             else:
-                comm += end - start
-        wait, self._waited = min(self._waited, comm), 0.0
-        record = {"k": "step", "step": step, "t": self.now(), **facts}
+                comm += until - start
+        wait = min(waited, comm)
+        if (loss := facts.get("loss")) is not None:
+            facts["loss"] = float(loss)
+        record = {"k": "step", "step": step, "t": end, **facts}
         record |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
-        self._write(record | self.comm.world.state(), soon=True)
+        self._write(record, soon=True)
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """Write the result of a test on held-out samples after `step` steps."""
-        self._write({"k": "eval", "step": step, "t": self.now(), **facts, "spans": self._take_spans()})
+        self._write_last()
+        spans, self._spans = self._spans, []
+        if self._device:
+            waits = self.traffic.waits_of_device()
+            done = Done(step, {}, spans, 0.0, waits, self.moment(), *self._device.zero)
+            spans, _ = self._device.timed(done)
+        self._write({"k": "eval", "step": step, "t": self.now(), **facts, "spans": spans})
 
     def event(self, name: str, **facts: Any) -> None:
         """Write an event with its time."""
+        self._write_last()
         self._write({"k": "event", "t": self.now(), "name": name, **facts})
 
     def error(self, error: BaseException) -> None:
         """Write an exception with its traceback, so that both outlive the process."""
+        with suppress(RuntimeError):  # of a GPU that has failed
+            self._write_last()
         told = {"message": str(error), "traceback": "".join(traceback.format_exception(error))}
         self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})
 
     def end(self, steps: int) -> None:
         """Record that the rank has done all its steps."""
+        self._write_last()
         if state := self.comm.world.state():
             self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
 
     def flush(self) -> None:
         """Write the buffered steps."""
+        self._write_last()
         self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
+        self._write_last()
         self._file.close()
-
-    def _take_spans(self) -> list[tuple[Any, ...]]:
-        spans, self._spans = self._spans, []
-        if self._device is None:
-            return spans
-        spans = self._device.timed(spans)
-        self._waited += self.traffic.waited_by_device()
-        return spans
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         self._file.add({**record, **self._whose}, soon)
@@ -222,7 +255,7 @@ class Unrecorded(Recorder):
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
-        self._spans, self._waited, self._device, self._of = [], 0.0, None, {}
+        self._spans, self._waited, self._device, self._last, self._of = [], 0.0, None, None, {}
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> nullcontext:
         return nullcontext()
@@ -232,6 +265,23 @@ class Unrecorded(Recorder):
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         pass
+
+
+class Done(NamedTuple):
+    """A step whose work a GPU may not have finished.
+
+    `end`, and the times in `spans`, are moments of the GPU.  On the rank's clock its moment `zero` was `at`.
+    `waits` returns the seconds that the GPU waited for messages.
+    """
+
+    step: int
+    facts: dict[str, Any]
+    spans: list[tuple[Any, ...]]
+    waited: float
+    waits: Callable[[], float]
+    end: torch.cuda.Event
+    zero: torch.cuda.Event
+    at: float
 
 
 class DeviceClock:
@@ -245,26 +295,39 @@ class DeviceClock:
         The clock that counts its seconds.
     """
 
+    SET_EVERY = 1.0
+    """Seconds after which the two clocks are compared again: they drift, and a time between events has only
+    7 digits of milliseconds."""
+
     def __init__(self, comm: Comm, now: Callable[[], float]) -> None:
         self._comm, self._now = comm, now
+        self._unused: list[torch.cuda.Event] = []
+        self.zero = self._compared()
 
     def moment(self) -> torch.cuda.Event:
         """Return the moment at which the GPU has finished all work queued so far."""
         import torch  # imported here, because readers of runs and stand-in ranks need no torch
 
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._comm.device))
         return event
 
-    def timed(self, spans: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Wait for the GPU, and return its non-empty spans with their times on the rank's clock.
-
-        The two clocks are compared each time, because they drift, and a time between events has only 7 digits
-        of milliseconds.
-        """
+    def _compared(self) -> tuple[torch.cuda.Event, float]:
+        """Wait for the GPU, and return this moment on both clocks."""
         zero = self.moment()
         zero.synchronize()
-        now = self._now()
-        seconds = lambda moment: now - moment.elapsed_time(zero) / 1000
-        timed = [(name, seconds(start), seconds(end), *of) for name, start, end, *of in spans]
-        return [span for span in timed if span[2] - span[1] > NOTHING]
+        return zero, self._now()
+
+    def set_again(self) -> None:
+        """Compare the two clocks if that is due, which waits for the GPU."""
+        if self._now() - self.zero[1] > self.SET_EVERY:
+            self.zero = self._compared()
+
+    def timed(self, done: Done) -> tuple[list[tuple[Any, ...]], float]:
+        """Wait until the GPU has done a step; return its non-empty spans and its end on the rank's clock."""
+        done.end.synchronize()
+        seconds = lambda moment: done.at + done.zero.elapsed_time(moment) / 1000
+        timed = [(name, seconds(start), seconds(end), *of) for name, start, end, *of in done.spans]
+        end = seconds(done.end)
+        self._unused += {done.end, *(moment for span in done.spans for moment in span[1:3])}
+        return [span for span in timed if span[2] - span[1] > NOTHING], end

@@ -116,9 +116,8 @@ def tell(
     part = keeper.parts.get("part") if keeper and state and state.done == keeper.done + 1 else None
     if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.
-        loss = None if part.loss is None else float(part.loss)
         facts = {**keeper.parts["sync"].facts(), **record.traffic.take()}
-        record.step(keeper.own, loss=loss, samples=part.samples, **facts)
+        record.step(keeper.own, loss=part.loss, samples=part.samples, **facts)
     step, seconds = state.done if state else 0, record.now() - noticed
     for dead in sorted(set(before.seats) - set(crew.seats)):
         record.event("death", rank=dead, step=step, workers=crew.experiment.workers, seconds=seconds)

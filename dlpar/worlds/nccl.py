@@ -47,10 +47,10 @@ class DeviceTraffic(Traffic):
         until.record(torch.cuda.current_stream(self._device))
         self._waits.append((since, until))
 
-    def waited_by_device(self) -> float:
-        seconds = sum(since.elapsed_time(until) for since, until in self._waits) / 1000
+    def waits_of_device(self) -> Callable[[], float]:
+        waits = list(self._waits)
         self._waits.clear()
-        return seconds
+        return lambda: sum(since.elapsed_time(until) for since, until in waits) / 1000
 
 
 class DistributedComm(MPIComm):

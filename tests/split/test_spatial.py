@@ -37,7 +37,7 @@ class Losses(Unrecorded):
         self.kept = []
 
     def step(self, step: int, **facts) -> None:
-        self.kept.append((facts["loss"], facts["samples"]))
+        self.kept.append((None if facts["loss"] is None else float(facts["loss"]), facts["samples"]))
 
 
 def trained_in_memory(**fields) -> tuple[np.ndarray, list[torch.Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from trained_ranks import Kept
 
 from dlpar import Experiment
 from dlpar.comm.base import Arrival, Comm, Traffic, World
-from dlpar.jobs.record import Recorder, Unrecorded
+from dlpar.jobs.record import DeviceClock, Recorder, Unrecorded
 from dlpar.train import serve, train
 from dlpar.worlds.nccl import DeviceTraffic
 from dlpar.worlds.nccl import _UnderWay as UnderWay
@@ -200,8 +201,11 @@ class Stream:
 class Event:
     """As torch.cuda's."""
 
+    made = 0
+
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
+        Event.made += 1
 
     def record(self, stream: Stream) -> None:
         self.stream, self.at = stream, max(stream.idle_at, stream.host.now())
@@ -210,7 +214,7 @@ class Event:
         self.stream.host.time = max(self.stream.host.time, self.at)
 
     def elapsed_time(self, later: Event) -> float:
-        assert later.at >= self.at
+        assert later.at >= self.at and later.stream.host.time >= later.at, "read before it was there"
         return 1000 * (later.at - self.at)
 
 
@@ -226,43 +230,80 @@ class Host:
         return self.time
 
 
-def test_spans_on_a_gpu_are_of_what_it_did_and_cost_one_wait_a_step(monkeypatch, tmp_path):
+@pytest.fixture
+def gpu(monkeypatch):
+    """A rank whose GPU is told ahead."""
     host, stream = Host(), Stream()
     stream.host = host
+    Event.made = 0
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    return host, stream
+
+
+def lines(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "rank-0.jsonl").read_text().splitlines()]
+
+
+def test_spans_on_a_gpu_are_of_what_it_did_and_the_host_waits_for_the_step_before(gpu, tmp_path):
+    host, stream = gpu
     record = Recorder(tmp_path, host)
-    for step in range(2):
-        begins = host.time
+    begins = host.time
+    for step in range(3):
         with record.span("forward"):
-            stream.work(2.0)
+            stream.work(0.02)
         with record.span("backward"):
-            stream.work(4.0)
-        with record.span("communicate"):
-            host.time = stream.idle_at + 1.0  # a message that the host waits for
+            stream.work(0.04)
         with record.span("update"):
-            stream.work(0.5)
-        assert host.time == begins + 7.0
-        record.step(step, loss=0.0)
-        assert host.time == begins + 7.5
-    record.close()
-    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
-    times = {name: times for name, *times in lines[0]["spans"]}
-    assert times == {
-        "forward": [100, 102],
-        "backward": [102, 106],
-        "communicate": [106, 107],
-        "update": [107, 107.5],
+            stream.work(0.005)
+        record.step(step, loss=torch.tensor(float(step)))
+        # The GPU is a step behind, and never idle.
+        assert host.time == pytest.approx(begins + 0.065 * step) and stream.idle_at > host.time
+    record.flush()
+    assert host.time == stream.idle_at
+    first, second, _ = lines(tmp_path)
+    assert {name: pytest.approx(times) for name, *times in first["spans"]} == {
+        "forward": [100, 100.02],
+        "backward": [100.02, 100.06],
+        "update": [100.06, 100.065],
     }
-    assert lines[1]["spans"][0] == ["forward", 107.5, 109.5]
-    assert (lines[1]["compute"], lines[1]["comm"], lines[1]["t"]) == (6.5, 1.0, 115.0)
+    assert second["spans"][0] == ["forward", pytest.approx(100.065), pytest.approx(100.085)]
+    assert (second["loss"], second["t"]) == (1.0, pytest.approx(100.13))
+    assert second["compute"] == pytest.approx(0.065) and second["comm"] == 0
 
 
-def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_for_none(monkeypatch, tmp_path):
-    host, stream = Host(), Stream()
-    stream.host = host
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+def test_a_message_on_a_gpu_is_timed_between_what_it_did(gpu, tmp_path):
+    host, stream = gpu
+    record = Recorder(tmp_path, host)
+    with record.span("forward"):
+        stream.work(2.0)
+    with record.span("communicate"):
+        host.time = stream.idle_at + 1.0  # a message that the host waits for
+    record.step(0, loss=0.0)
+    record.event("afterwards")  # comes behind the step
+    step, event = lines(tmp_path)
+    assert (step["compute"], step["comm"], step["t"]) == (2.0, 1.0, 103.0) and event["name"] == "afterwards"
+
+
+def test_the_clock_of_a_gpu_is_set_once_a_second_and_its_events_are_used_again(gpu, tmp_path, monkeypatch):
+    host, stream = gpu
+    set_at, compared = [], DeviceClock._compared
+    monkeypatch.setattr(DeviceClock, "_compared", lambda clock: set_at.append(host.time) or compared(clock))
+    record = Recorder(tmp_path, host)
+    for step in range(100):
+        with record.span("forward"):
+            stream.work(0.1)
+        record.step(step, loss=0.0)
+    assert len(set_at) == 9 and min(b - a for a, b in pairwise(set_at)) > 1
+    assert Event.made < 20 and stream.idle_at == pytest.approx(110)
+    record.close()
+    assert [line["t"] for line in lines(tmp_path)] == pytest.approx([100.1 + 0.1 * n for n in range(100)])
+
+
+def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_for_none(
+    gpu, monkeypatch, tmp_path
+):
+    host, stream = gpu
     # A message that arrives 3 s after its receive; the host is told so at once.
     work = SimpleNamespace(wait=lambda: stream.work(3.0))
     monkeypatch.setattr(torch.distributed, "batch_isend_irecv", lambda operations: [work])
@@ -275,6 +316,5 @@ def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_fo
             assert UnderWay(host, [], 1, torch.empty(2)).wait() == Arrival(1, 0, 8)
         record.step(step, loss=0.0)
     record.close()
-    for line in (tmp_path / "rank-0.jsonl").read_text().splitlines():
-        step = json.loads(line)
+    for step in lines(tmp_path):
         assert (step["compute"], step["comm"], step["wait"]) == (2.0, 0.0, 3.0)
