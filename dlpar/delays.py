@@ -1,4 +1,4 @@
-"""Slow and unsteady workers, as every cluster has them, reproduced on demand.
+"""Slow, unsteady and dying workers, as every cluster has them, reproduced on demand.
 
 A worker's step is stretched after its gradient is computed.  Dean and Barroso, "The tail at scale" (2013),
 explain why delays vary.  The usual models are exponential and gamma distributions (Dutta et al., arXiv
@@ -7,6 +7,9 @@ explain why delays vary.  The usual models are exponential and gamma distributio
 
 from __future__ import annotations
 
+import math
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.generator import generator
@@ -53,6 +56,42 @@ class Delays:
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):
             self.comm.world.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)
+
+
+class Death:
+    """The death of one rank on request.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``deaths``, seed and steps.
+    rank : int
+        The rank; servers die on request by ``die`` only.
+    attempt : int
+        Ranks named by ``die`` die in the first attempt.  Times of ``mtbf`` are drawn for each attempt.
+    """
+
+    def __init__(self, experiment: Experiment, rank: int, attempt: int) -> None:
+        deaths, self.rank = experiment.deaths, rank
+        share = deaths.die.get(rank) if attempt == 0 else None
+        self.step = math.inf if share is None else max(1, round(share * experiment.steps))
+        self.time = math.inf
+        if deaths.mtbf is not None and rank < experiment.workers:
+            draw = generator(experiment.seed, "death", attempt, rank)
+            self.time = float(draw.exponential(deaths.mtbf * experiment.workers))
+
+    def after(self, done: int, record: Recorder) -> None:
+        """Die if a death is due after `done` global steps: by SIGKILL, or by an error if ranks share a process."""
+        if done < self.step and (self.time == math.inf or record.comm.now() < self.time):
+            return
+        if record.comm.world.clock == "virtual":
+            raise Died(f"rank {self.rank} died on request after {done} steps")
+        record.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Died(RuntimeError):
+    """A simulated rank that died on request."""
 
 
 def drawn(kind: str, mean: float, cv: float, *key: Any) -> float:

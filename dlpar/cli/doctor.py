@@ -28,8 +28,8 @@ from dlpar.cli import FAILED, AsJSON, BadRequest
 from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
-from dlpar.jobs.mpiexec import NoMPI, Starter, environment, find_starter
 from dlpar.jobs.scratch import Scratch
+from dlpar.worlds.mpiexec import NoMPI, Starter, environment, find_starter
 
 GOOD, COSTS, BROKEN = "good", "costs", "broken"
 
@@ -190,7 +190,7 @@ def meet(starter: Starter) -> str:
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-c", _MEET])
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    env = environment(starter, scratch, threads=1, one_host=True)
+    env = environment(starter, scratch.folder, scratch.memory, threads=1, one_host=True)
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **how)
     try:
         said = process.communicate(timeout=MEET)[0]

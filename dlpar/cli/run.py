@@ -62,7 +62,7 @@ def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
     from dlpar.cli.runs import print_outcome
     from dlpar.cli.terminal import follow
     from dlpar.jobs.launch import JobFailed
-    from dlpar.jobs.mpiexec import NoMPI
+    from dlpar.worlds.mpiexec import NoMPI
 
     with Stops() as stops:
         try:

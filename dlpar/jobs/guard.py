@@ -20,10 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from dlpar.jobs import diagnosis, fork_server, mpiexec, processes, slots
+from dlpar.jobs import diagnosis, fork_server, processes, slots
 from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
+from dlpar.worlds import mpiexec
 
 START = {"warm": 30.0, "cold": 120.0}
 """Minimal seconds allowed until the first rank starts: four cold starts took a minute on two busy cores."""

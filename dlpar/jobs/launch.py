@@ -29,12 +29,12 @@ from dlpar.jobs.control_groups import cores
 from dlpar.jobs.diagnosis import OF_ALL, REMOVED, pids_of, still_ranks
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
-from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
 from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import Scratch, lock, sweep
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import CALL, Tail, result_path
+from dlpar.worlds.mpiexec import environment, find_starter, on_one_host
 from dlpar.worlds.platforms import nodes_of, workload
 
 load = pickle.loads
@@ -108,7 +108,7 @@ class Job:
             "folder": str(self.folder),
             "cold": starter.command(ranks, cold, cluster.hostfile, survives),
             "warm": starter.command(ranks, warm, None, survives) if is_warm else None,
-            "env": environment(starter, scratch, threads, one_host),
+            "env": environment(starter, scratch.folder, scratch.memory, threads, one_host),
             "queue": str(queue) if queue else None,
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),
@@ -207,11 +207,18 @@ def launch(experiment: Experiment) -> Job:
         If there is no MPI to start ranks.
     """
     check_machine(experiment)
-    folder = _new_run_folder(experiment)
+    return _begin(_new_run_folder(experiment), experiment)
+
+
+def _begin(folder: Path, experiment: Experiment, **calls: bytes) -> Job:
+    """Start a job in its new folder; without a job there is no folder."""
     try:
+        (folder / "experiment.json").write_text(experiment.to_json())
+        for name, call in calls.items():
+            (folder / name).write_bytes(call)
         return Job(folder, experiment)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -264,9 +271,7 @@ def _new_run_folder(experiment: Experiment) -> Path:
     now = time.time()
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # names sort by age
     name = f"{stamp}-{experiment.sync}{experiment.workers}-{experiment.model}-{experiment.data}-{secrets.token_hex(2)}"
-    folder = private_folder(private_folder(runs_folder()) / name)
-    (folder / "experiment.json").write_text(experiment.to_json())
-    return folder
+    return private_folder(private_folder(runs_folder()) / name)
 
 
 def check_machine(experiment: Experiment) -> None:
@@ -375,11 +380,5 @@ def begin(function: Callable, *arguments: Any, workers: int, **cluster: Any) -> 
     # Weak scaling: any number of workers is allowed.
     experiment = Experiment(workers=workers, scaling="weak", cluster=cluster)
     check_machine(experiment)
-    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
-    try:
-        (folder / "experiment.json").write_text(experiment.to_json())
-        (folder / CALL).write_bytes(pack(function, arguments))
-        return Job(folder, experiment)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    call = pack(function, arguments)
+    return _begin(Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder())), experiment, **{CALL: call})

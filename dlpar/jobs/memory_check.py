@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import memory
-from dlpar.jobs.mpiexec import find_starter, on_one_host
+from dlpar.worlds.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
 """Minimal bytes of a rank without its model: 19 MB if forked from a warm server, and 5 MB of mpiexec."""

@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 import faulthandler
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -196,14 +195,12 @@ def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
 
 
 def _note_turns(simulator: Simulator, path: Path) -> None:
-    """Keep the running rank's number in a mapped file, which outlives the process in any case."""
-    path.write_bytes(b"   0")
-    with open(path, "r+b") as file:
-        note, turn = mmap.mmap(file.fileno(), 4), simulator.next
+    """Keep the running rank's number in a file, which outlives the process in any case."""
+    note, turn = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), simulator.next
 
     def noted() -> Task:
         task = turn()
-        note[:] = b"%4d" % simulator.running.rank
+        os.pwrite(note, b"%4d" % simulator.running.rank, 0)
         return task
 
     simulator.next = noted

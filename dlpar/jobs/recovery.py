@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
+from dlpar.delays import Death
 from dlpar.jobs.record import Recorder
-from dlpar.jobs.snapshot import Attempt, Death, Keeper, State
+from dlpar.jobs.snapshot import Attempt, Keeper, State
 from dlpar.sync.membership import Crew, reseated
 from dlpar.train import serve, train
 

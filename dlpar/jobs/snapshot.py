@@ -10,10 +10,8 @@ without a manifest is not a snapshot.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-import signal
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,8 +25,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dlpar import comm
-from dlpar.config.generator import generator
 from dlpar.config.schema import BadExperiment
+from dlpar.delays import Death
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import REFUSAL, attempts_in, lines_of, source_of
 from dlpar.sync.membership import resized
@@ -329,42 +327,6 @@ _writer = ThreadPoolExecutor(1, "dlpar-snapshot")
 def written() -> None:
     """Wait until all pending shards are written."""
     _writer.submit(lambda: None).result()
-
-
-class Death:
-    """The death of one rank on request.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Its ``deaths``, seed and steps.
-    rank : int
-        The rank; servers die on request by ``die`` only.
-    attempt : int
-        Ranks named by ``die`` die in the first attempt.  Times of ``mtbf`` are drawn for each attempt.
-    """
-
-    def __init__(self, experiment: Experiment, rank: int, attempt: int) -> None:
-        deaths, self.rank = experiment.deaths, rank
-        share = deaths.die.get(rank) if attempt == 0 else None
-        self.step = math.inf if share is None else max(1, round(share * experiment.steps))
-        self.time = math.inf
-        if deaths.mtbf is not None and rank < experiment.workers:
-            draw = generator(experiment.seed, "death", attempt, rank)
-            self.time = float(draw.exponential(deaths.mtbf * experiment.workers))
-
-    def after(self, done: int, record: Recorder) -> None:
-        """Die if a death is due after `done` global steps: by SIGKILL, or by an error if ranks share a process."""
-        if done < self.step and (self.time == math.inf or record.comm.now() < self.time):
-            return
-        if record.comm.world.clock == "virtual":
-            raise Died(f"rank {self.rank} died on request after {done} steps")
-        record.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Died(RuntimeError):
-    """A simulated rank that died on request."""
 
 
 class Keeper(comm.Keeper):

@@ -14,9 +14,9 @@ from typing import Any
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import Job, JobFailed, launch
-from dlpar.jobs.mpiexec import NoMPI
 from dlpar.jobs.run import Run
 from dlpar.theory import predict
+from dlpar.worlds.mpiexec import NoMPI
 
 LOOK = 0.05
 """Seconds between two checks whether a job has ended."""

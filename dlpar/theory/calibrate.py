@@ -13,9 +13,9 @@ from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.config.schema import shown
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.launch import Job, check_machine, spmd
-from dlpar.jobs.mpiexec import hosts_of
 from dlpar.theory.collectives import fitted
 from dlpar.theory.layers import sizes
+from dlpar.worlds.mpiexec import hosts_of
 from dlpar.worlds.platforms import Device, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back

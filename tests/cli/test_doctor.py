@@ -19,7 +19,7 @@ from dlpar.cli import doctor as looking
 from dlpar.cli import main
 from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Machine, advise, diagnose
 from dlpar.jobs.control_groups import AvailableMemory
-from dlpar.jobs.mpiexec import Starter
+from dlpar.worlds.mpiexec import Starter
 
 GB = 10**9
 
@@ -175,7 +175,7 @@ def test_two_processes_meet_under_a_seccomp_profile_like_that_of_a_container():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_doctor as t;"
         f"t.refuse({NUMBERS[platform.machine()]});"
-        "from dlpar.cli import doctor; from dlpar.jobs.mpiexec import find_starter;"
+        "from dlpar.cli import doctor; from dlpar.worlds.mpiexec import find_starter;"
         "print(repr(doctor.meet(find_starter())))"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]

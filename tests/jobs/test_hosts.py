@@ -15,8 +15,8 @@ import pytest
 from conftest import eventually
 
 from dlpar import Run, runs
-from dlpar.jobs import mpiexec
 from dlpar.jobs.processes import die_with_parent
+from dlpar.worlds import mpiexec
 
 PROGRAMS = ("unshare", "nsenter", "ip", "tc")
 MISSING = [name for name in PROGRAMS if not shutil.which(name)] + ["root"] * (os.getuid() != 0)

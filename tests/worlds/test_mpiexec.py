@@ -13,7 +13,7 @@ from conftest import eventually
 
 import dlpar
 from dlpar import Experiment
-from dlpar.jobs import mpiexec
+from dlpar.worlds import mpiexec
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from dlpar.config.paths import read_plain
-from dlpar.jobs.scratch import Scratch
 
 ANSWER = 10.0
 """Seconds within which another host must answer with its name."""
@@ -161,14 +160,14 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool) -> dict[str, str]:
+def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
     """Return our environment with settings for a quick, quiet, private start; the user's settings take
     precedence.
 
     Parameters
     ----------
-    scratch : Scratch
-        The job's private folders for session files, sockets and memory segments.
+    folder, memory : Path
+        The job's private folders: for session files and sockets, and for memory segments.
     threads : int
         Compute threads of each rank.
     one_host : bool
@@ -179,7 +178,7 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
     flags = [*allow, *(f"{name}_CONFIRM" for name in allow), "OPENBLAS_NUM_THREADS", "PYTHONUNBUFFERED"]
     settings = dict.fromkeys([*flags, "PRTE_MCA_prte_silence_shared_fs"], "1")
     if one_host:
-        own["TMPDIR"] = str(scratch.folder)
+        own["TMPDIR"] = str(folder)
         settings |= {
             # MPI_Init in 0.1 s instead of 1.1 s: no search for fabrics that one machine does not need.
             "OMPI_MCA_pml": "ob1",
@@ -187,9 +186,9 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
             "OMPI_MCA_osc": "^ucx",
             "OMPI_MCA_mtl": "^ofi",
             "PMIX_MCA_gds": "hash",
-            "OMPI_MCA_btl_sm_backing_directory": str(scratch.memory),
-            "OMPI_MCA_osc_sm_backing_directory": str(scratch.memory),
-            "PRTE_MCA_prte_tmpdir_base": str(scratch.folder),
+            "OMPI_MCA_btl_sm_backing_directory": str(memory),
+            "OMPI_MCA_osc_sm_backing_directory": str(memory),
+            "PRTE_MCA_prte_tmpdir_base": str(folder),
         }
     else:
         settings |= {
