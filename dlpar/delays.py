@@ -1,4 +1,4 @@
-"""Slow, unsteady and dying workers, as every cluster has them, reproduced on demand.
+"""Delays and deaths of workers, reproduced on demand.
 
 A worker's step is stretched after its gradient is computed.  Dean and Barroso, "The tail at scale" (2013),
 explain why delays vary.  The usual models are exponential and gamma distributions (Dutta et al., arXiv

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlpar.config.sync import SyncPart
 
 Graph = list[tuple[int, ...]]
-"""Neighbours of each worker, ascending, without itself; in a directed graph its receivers."""
+"""Neighbours of each worker, ascending, without the worker; in a directed graph, its receivers."""
 
 Edges = Iterable[tuple[int, int]]
 """Pairs (from, to); edges from a worker to itself, which small graphs have, are ignored."""
@@ -54,11 +54,11 @@ TOPOLOGIES: dict[str, Callable[[int], Edges]] = {
     "star": lambda n: [(0, i) for i in range(1, n)],
     "complete": lambda n: [(i, j) for i in range(n) for j in range(i + 1, n)],
 }
-"""Functions that list the edges of n workers, by graph; ``random`` and ``edges`` need more than n."""
+"""Functions that list the edges of n workers, by graph; ``random`` and ``edges`` need further settings."""
 
 
 def register(name: str, edges: Callable[[int], Edges]) -> None:
-    """Add a topology of your own to those experiments can name: ``edges(n)`` lists the edges of n workers."""
+    """Add a topology that experiments can name: ``edges(n)`` lists the edges of n workers."""
     TOPOLOGIES[name] = edges
     parts.TOPOLOGIES.append(name)
 
@@ -169,9 +169,9 @@ def partners(graph: Graph) -> tuple[set[int], Graph]:
 
     Two workers that wait for each other's answer would deadlock.  So AD-PSGD needs a bipartite graph
     (Lian et al., arXiv 1710.06952, section 3.2).  In any other graph, edges within a side are dropped.
-    The sides come from a large cut.  The search starts from even against odd and moves one worker at a time.
-    If the cut disconnects workers that the graph connects, a breadth-first tree gives the sides.  The larger
-    side is active, because every active worker starts one average per step.
+    The sides come from a large cut.  The search starts with even and odd workers on opposite sides, and moves
+    one worker at a time. If the cut disconnects workers that the graph connects, a breadth-first tree gives
+    the sides.  The larger side is active, because every active worker starts one average per step.
 
     Returns
     -------
@@ -225,7 +225,7 @@ def metropolis(graph: Graph, worker: int) -> dict[int, float]:
     """Return one worker's row of :func:`mixing_matrix`: its weights for its neighbours' replicas and its own."""
     degree = len(graph[worker])
     row, own = {j: 1 / (1 + max(degree, len(graph[j]))) for j in graph[worker]}, 1 / (1 + degree)
-    # Summed in this way instead of 1 - sum, so that on a complete graph every weight is exactly 1/n.
+    # Not 1 - sum, so that on a complete graph every weight is exactly 1/n.
     return {**row, worker: own + sum(own - share for share in row.values())}
 
 

@@ -20,11 +20,11 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
 """Kinds of tensors: ``optimizer`` is the update rule's state, ``gathered`` are weights that other ranks own."""
 
 WATCHED = 3
-"""First steps of a run that are watched; later steps hold the same, and watching costs microseconds per tensor."""
+"""Number of first steps that are watched; later steps hold the same, and watching costs time."""
 
 
 class Memory:
-    """Counts the bytes that one rank holds, and remembers their peak.
+    """Counter of the bytes that one rank holds, with their peak.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Memory:
         step : int
             0-based.
         replica : Replica
-            Whose weights and gradient are this rank's.
+            The owner of this rank's weights and gradient.
         optimizer : callable
             Returns the bytes of the update rule's state.
         """
@@ -125,8 +125,8 @@ class Memory:
     def facts(self) -> dict[str, Any]:
         """Return the memory facts of a watched step for its record.
 
-        ``memory`` has the bytes of each kind at the peak.  ``memory_over_time``, the attribute, is returned
-        once.
+        ``memory`` has the bytes of each kind at the peak.  ``memory_over_time`` has the attribute
+        `over_time`, and is returned once.
         """
         if not self._watching:
             return {}
@@ -149,7 +149,7 @@ class _Counted:
 
 
 class _Saved:
-    """A tensor that autograd keeps, dropped together with this object."""
+    """A tensor that autograd keeps until this object is dropped."""
 
     __slots__ = ("memory", "tensor")
 

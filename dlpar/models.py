@@ -24,11 +24,12 @@ SQUARED_LENGTH = 8
 def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     """Build the network of an experiment, with its initial weights.
 
-    Weights are normal with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
-    inputs elsewhere (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
+    Weights are normal, with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
+    inputs otherwise (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
     outputs of a transformer block's two parts are divided by sqrt(2 depth) (both Radford et al. 2019).  In a
     regression the last two layers of an mlp start smaller by sqrt(8 / width).  The curvature of a squared
-    error grows with the squared length of the last hidden output, and from 10 on SGD at 0.1 may diverge.
+    error grows with the squared length of the last hidden output.  From a length of 10, SGD at a rate of 0.1
+    may diverge.
 
     Each tensor has its own random stream, keyed by seed and name, so all ranks draw the same weights. Weights
     are drawn in float64 and rounded to float32 if needed.
@@ -49,7 +50,7 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     layers = {"linear": _linear, "logistic": _linear, "mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[
         experiment.model.name
     ]
-    # Layers draw default weights when they are made; the global generator must not move.
+    # Layers draw default weights when they are made, but the state of the global generator must not change.
     with torch.random.fork_rng(devices=[]):
         model = nn.Sequential(OrderedDict(layers(experiment.model, dataset)))
     _draw(model, experiment.seed, experiment.model, dataset.task)
@@ -66,7 +67,8 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     Returns
     -------
     callable
-        ``(output, target)`` to a scalar, the mean over samples and over each sample's predictions.
+        Function from ``(output, target)`` to a scalar, the mean over samples and over each sample's
+        predictions.
     """
     mean = {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
     # The mean over no samples is NaN, but their sum is 0 and adds nothing to the gradient.
@@ -83,8 +85,8 @@ def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
     Returns
     -------
     callable or None
-        ``(output, target)`` to float32 of shape (n,): 1 if the largest output is the label; for characters,
-        the share of positions where this holds.  None for regression, which has no accuracy.
+        Function from ``(output, target)`` to float32 of shape (n,): 1 if the largest output is the label; for
+        characters, the share of positions where this holds.  None for regression, which has no accuracy.
     """
     if task == "regression":
         return None
@@ -105,7 +107,7 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
     dataset : Dataset
         One of its samples is shown to the model.
     """
-    if hasattr(model, "flops"):  # an outline has its count
+    if hasattr(model, "flops"):  # an outline knows its FLOPs
         return model.flops
     return flops_of(model, dataset.train_x[:1].to(next(model.parameters()).device))
 
@@ -168,7 +170,7 @@ Layers = list[tuple[str, nn.Module]]
 
 
 def _linear(model: Model, dataset: Dataset) -> Layers:
-    """Build least squares for one target, or softmax regression for labels; only the loss differs."""
+    """Build one linear layer, for least squares or for softmax regression; only the loss differs."""
     return [("output", nn.Linear(dataset.shape[0], dataset.classes))]
 
 
@@ -214,7 +216,7 @@ def _transformer(model: Model, dataset: Dataset) -> Layers:
 
 
 class Embedding(nn.Module):
-    """Maps characters (n, t) to vectors (n, t, width): the character's vector plus its position's vector."""
+    """Layer from characters (n, t) to vectors (n, t, width): the character's vector plus its position's."""
 
     def __init__(self, characters: int, context: int, width: int) -> None:
         super().__init__()
@@ -226,7 +228,7 @@ class Embedding(nn.Module):
 
 
 class Tied(nn.Module):
-    """Maps vectors to scores of characters, with the embedding's weight (arXiv 1608.05859)."""
+    """Layer from vectors to scores of characters, with the embedding's weight (arXiv 1608.05859)."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -237,7 +239,7 @@ class Tied(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention (arXiv 1706.03762): each position reads itself and earlier ones."""
+    """Causal self-attention (arXiv 1706.03762): each position reads itself and earlier positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -250,7 +252,7 @@ class Attention(nn.Module):
         return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let each position read others; arguments and result have shape (n, t, heads * size of a head)."""
+        """Let each position read earlier ones; all tensors have shape (n, t, heads * size of a head)."""
         q, k, v = (self._by_head(part) for part in (query, key, value))
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Agree(Protocol):
-    """Makes the ranks of one replica take the same decision."""
+    """Function that makes the ranks of one replica take the same decision."""
 
     def __call__(self, own: T) -> T: ...
 
@@ -69,7 +69,7 @@ class Replica:
     loss, samples : float or Tensor of shape (), int
         Mean loss and number of samples of this step's share of the batch.
     inside : callable
-        Makes a call in the middle of the backward pass, as :meth:`World.inside` does.
+        Makes a call during the backward pass, as :meth:`World.inside` does.
     last : bool
         Whether the next backward pass is the gradient's last.  Only the last one finishes buckets.
     """
@@ -110,7 +110,7 @@ class Replica:
 
     def cut(self, bucket_bytes: float, apart: Sequence[nn.Module] = ()) -> None:
         """Cut the gradient into buckets of at most `bucket_bytes`; a larger parameter has its own bucket.
-        Each layer in `apart` has its own buckets too.
+        Each layer in `apart` also has its own buckets.
         """
         own = {parameter: n for n, layer in enumerate(apart) for parameter in layer.parameters()}
         self._bucket_of: dict[nn.Parameter, int] = {}
@@ -141,7 +141,7 @@ class Replica:
         self.look_at(weights)
 
     def look_at(self, weights: torch.Tensor) -> None:
-        """Compute with `weights`, of the same shape and type, until the next call, without a copy."""
+        """Use `weights`, of the same shape and type, without a copy until the next call."""
         self._compute(lambda: self._look_at(weights))
 
     def _look_at(self, weights: torch.Tensor) -> None:

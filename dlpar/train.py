@@ -65,7 +65,7 @@ def train(
             part.gradient(step)
         delays.after(step, began, done)
 
-        # 4. Agree with the other replicas, then move the weights.
+        # 4. Agree with the other replicas, then update the weights.
         with record.span("communicate"):
             sync.combine()
         with record.span("update"):
@@ -88,7 +88,7 @@ def train(
 
 
 class HeldOut:
-    """Tests the first replica's model on held-out samples, now and then and at the end.
+    """Test of the first replica's model on held-out samples, at intervals and at the end.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class HeldOut:
         self.wanted = takes_part and experiment.evaluate_every != 0
 
     def test(self, done: int, at_end: bool = False) -> None:
-        """Test the model if a test is due after `done` global steps: on some samples, or finally on all."""
+        """Test the model if a test is due after `done` global steps: on some samples, at the end on all."""
         interval = self.experiment.evaluate_every or max(1, self.experiment.steps // 20)
         due = at_end or (self.tested < done // interval and done < self.experiment.steps)
         if not (self.wanted and due):

@@ -1,7 +1,7 @@
 """Collectives made of ``send`` and ``recv`` only, each short enough for one slide.
 
 Each works in place on a flat tensor of any length, on any number of ranks.  ``library_…`` are the library's
-own collectives. :func:`dlpar.theory.counts.closed_form` predicts how much each sends.
+own collectives. :func:`dlpar.theory.counts.closed_form` predicts how much each collective sends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HALVES = {
     "ring": (ring_reduce_scatter, ring_allgather),
     "library": (library_reduce_scatter, library_allgather),
 }
-"""Reduce-scatter and all-gather of each all-reduce made of both; a rank owns chunk ``rank + 1`` (mod N)."""
+"""Reduce-scatter and all-gather of each all-reduce that has both; a rank owns chunk ``rank + 1`` (mod N)."""
 
 
 BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}

@@ -38,7 +38,7 @@ FORMS: dict[str, Callable[[int], list[Count]]] = {
     "tree": _tree,
     "star": lambda n: [(2, 2 * n - 2, 0, 0), (2, 2, 0, 2 * n - 4)],
 }
-"""Counts that n ranks wait for, by algorithm.  The longest of several decides: a star root's port or processor."""
+"""Counts on which n ranks wait, by algorithm; the longest decides, for a star root's port or processor."""
 
 
 class Speed(NamedTuple):
@@ -90,7 +90,7 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
     # A trial takes as long as its slowest rank.  The quickest trial was disturbed least.
     quick = [min(map(max, zip(*trials))) for trials in zip(*of_ranks or [])]
     short, long, short_across, long_across, overhead = comm.broadcast(quick)
-    comm.traffic.take()  # messages of the measurement belong to no step
+    comm.traffic.take()  # messages of the measurement do not belong to a step
     itemsize = comm.empty(1).element_size()
     differences = long - short, long_across - short_across
     byte, byte_across = (max(0.0, each) / (length - 1) / itemsize for each in differences)

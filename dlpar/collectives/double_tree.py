@@ -26,7 +26,7 @@ AHEAD = 4
 
 
 def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
-    """Sum `tensor`, shape (n,), over all ranks, in place; each sends at most about twice its bytes."""
+    """Sum `tensor`, shape (n,), over all ranks, in place; each rank sends at most about twice its bytes."""
     count = pieces_of(len(tensor))
     halves = [half.tensor_split(count) for half in tensor.tensor_split(2)]
     families = [family(comm.rank, comm.size, tree) for tree in (0, 1)]
@@ -63,7 +63,7 @@ def pieces_of(elements: int) -> int:
 
 
 def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
-    """Return the parent (None for the root) and the children of a rank whose place in a tree is shifted."""
+    """Return the parent (None for the root) and the children of a rank with a shifted place in a tree."""
     place = (rank + shift) % ranks
     near = {place + way * 2**k for k in range(ranks.bit_length()) for way in (-1, 1)}
     children = sorted(p for p in near if 0 < p < ranks and _parent(p, ranks) == place)

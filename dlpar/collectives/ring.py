@@ -36,7 +36,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also below N: some chunks are then empty.
+        Any n; below N some chunks are empty.
     ranks : sequence of int, optional
         The ranks that form the ring, in its order; all by default.  N is their number.
     """
@@ -53,9 +53,9 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
     comm : Comm
         N ranks, each with N chunks; chunk c has the same length on all of them.
     chunks : sequence of N Tensors
-        Of any lengths, also 0.
+        Chunks of any lengths, even 0.
     ranks : sequence of int, optional
-        The ranks that form the ring; "rank" above then means the place in this sequence.
+        The ranks that form the ring; "rank" above then means the position in this sequence.
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
@@ -67,7 +67,7 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
         received = arriving[: len(theirs)]
         comm.sendrecv(mine, right, received, left)
         comm.compute(lambda: theirs.add_(received), cost=len(theirs))
-        mine = theirs  # this sum goes on to the right
+        mine = theirs  # this sum travels on to the right
 
 
 def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
@@ -113,7 +113,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also below N.
+        Any n, even below N.
     """
     power = 1 << (comm.size.bit_length() - 1)
     folded = 2 * (comm.size - power)  # ranks 0 … folded-1 act in pairs, represented by their odd member
@@ -147,7 +147,7 @@ def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[tor
 
 
 def _double(comm: Comm, rounds: list[tuple[torch.Tensor, torch.Tensor]], ranks: list[int]) -> None:
-    """All-gather in reverse rounds: a rank sends its finished half and gets the other half finished."""
+    """All-gather in reverse rounds: a rank sends its finished half and gets the other finished half."""
     me = ranks.index(comm.rank)
     for i, (kept, given) in enumerate(reversed(rounds)):
         peer = ranks[me ^ (1 << i)]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
     """Sum `tensor` over all ranks, in place on `root`; other ranks' tensors do not change.
 
-    Every rank but the root sends one message. The root adds these in the order of `ranks`, so a run can be
-    repeated to the last bit.
+    Every rank but the root sends one message. The root adds these in the order of `ranks`, so a repeated run
+    is bit-identical.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = 
     root : int
         The rank that gets the sum.
     ranks : sequence of int, optional
-        The ranks that take part, `root` among them; all by default.
+        The ranks that take part, including `root`; all by default.
     """
     if comm.rank != root:
         comm.send(tensor, root)
@@ -63,7 +63,7 @@ def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks
 def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank: a star reduce to rank 0, then a star broadcast.
 
-    ``2 (N-1)`` messages of the whole tensor, all of them over rank 0's link.
+    This takes ``2 (N-1)`` messages of the whole tensor, all over rank 0's link.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 
 
 def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds: :func:`tree_reduce` run backwards.
+    """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds: :func:`tree_reduce` in reverse.
 
-    In every round each rank with the tensor sends it to a rank without.
+    In every round each rank with the tensor sends it to a rank that lacks it.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 def _family(comm: Comm, root: int) -> tuple[int | None, list[int]]:
     """Return this rank's parent in a binomial tree, None for the root, and its children, nearest first."""
     me, size = _counted_from(root, comm), comm.size
-    reach = me & -me or size  # the distance to the parent: children are nearer
+    reach = me & -me or size  # the distance to the parent; the distances to children are smaller
     children = [me + 2**k for k in range(size.bit_length()) if 2**k < reach and me + 2**k < size]
     return None if me == 0 else (me - reach + root) % size, [(child + root) % size for child in children]
 
@@ -193,7 +193,7 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank: a tree reduce to rank 0, then a tree broadcast.
 
-    ``2 (N-1)`` messages of the whole tensor in ``2 ceil(log2 N)`` rounds.
+    This takes ``2 (N-1)`` messages of the whole tensor in ``2 ceil(log2 N)`` rounds.
 
     Parameters
     ----------
@@ -220,8 +220,8 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
     tensor : Tensor, shape (n,)
         Any n, also 0.
     depth : int
-        Suggested depth of the tree, from 1: ``scale`` is N to the power 1/depth,
-        rounded up, and at least 2.  1 is a star.
+        Suggested depth of the tree, at least 1: ``scale`` is N to the power 1/depth, rounded up, and at least
+        2.  Depth 1 is a star.
     root : int
         The rank that gets the sum: Spark's driver.
 

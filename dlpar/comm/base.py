@@ -1,7 +1,7 @@
 """Communication interface of every rank program, the same in every world.
 
 Collectives, schemes and splits reach other ranks only through these calls. So the same code runs on MPI, on
-NCCL, and on a clock other than the wall's.
+NCCL, and on a logical or virtual clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Request(Protocol):
     def test(self) -> bool:
         """Return whether the communication is complete.
 
-        A test takes no time on a clock other than the wall's, so a loop of tests alone never ends.
+        A test takes no time on a logical or virtual clock, so a loop of tests alone never ends.
         """
 
 
@@ -57,7 +57,7 @@ class Counter(Protocol):
 
 
 class Packet:
-    """A message of numbers with a few integers as its head, for one send and one receive.
+    """A message of numbers with a few integers as its head, sent and received in one piece.
 
     Attributes
     ----------
@@ -119,14 +119,15 @@ class Traffic:
                 self._waited += self._now() - since
 
     def waits_of_device(self) -> Callable[[], float]:
-        """Take the waits of a GPU, not of the host, since the last call; the result returns their seconds once
-        the GPU has done them.
+        """Take the GPU's waits, not the host's, since the last call; the returned call gives their seconds.
+
+        Call it once the GPU has done these waits.
         """
         return float
 
     @property
     def waited(self) -> float:
-        """Seconds waited so far by the host, including a present wait."""
+        """Seconds that the host has waited so far, including a present wait."""
         if not self._since:
             return self._waited
         with self._lock:
@@ -141,7 +142,7 @@ class Traffic:
 
 
 class DeviceLock:
-    """A lock between threads with one CUDA stream each, released when the GPU has finished the work begun inside."""
+    """A lock between threads with a CUDA stream each, released when the GPU has finished the locked work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._lock = device, threading.Lock()
@@ -152,7 +153,7 @@ class DeviceLock:
     def __exit__(self, *error: object) -> None:
         try:
             torch.cuda.current_stream(self._device).synchronize()
-        finally:  # an error of the GPU must not hang the other thread
+        finally:  # a GPU error must not block the other thread
             self._lock.release()
 
 
@@ -203,7 +204,7 @@ class World:
         cost: float | None = None,
         marks: Sequence[tuple[float, Callable[[], None]]] = (),
     ) -> T:
-        """Compute as :meth:`Comm.compute` does, and make calls in the middle.
+        """Compute as :meth:`Comm.compute` does, and make calls during the computation.
 
         `marks` are pairs of a share of the cost and a call due after that share.  In the real world `work`
         makes these calls itself, through :meth:`inside`.  Other worlds make each call at its moment of the
@@ -212,7 +213,7 @@ class World:
         return work()
 
     def inside(self, call: Callable[[], None]) -> None:
-        """Make a call in the middle of `work`, unless this world follows the marks of :meth:`backward`."""
+        """Make a call during `work`, unless this world follows the marks of :meth:`backward`."""
         call()
 
     def new_step(self, step: int) -> None:
@@ -239,8 +240,8 @@ class World:
     def state(self) -> dict[str, float]:
         """Return facts of this world for a step's record.
 
-        In worlds paced by another clock: ``slip``, the largest delay of the wall clock, and ``lag``, its
-        present delay, in seconds.
+        In the paced world: ``slip``, the largest delay of the wall clock, and ``lag``, its present delay, in
+        seconds.
         """
         return {}
 
@@ -278,7 +279,7 @@ class Comm(ABC):
         self.isend(tensor, dest, tag).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Receive a message into a tensor with enough room, and block until the message is there.
+        """Receive a message into a tensor with enough room, and block until the message has arrived.
 
         A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI.  With such a carrier, a receive
         on its device names a source and tag 0, or a tag above 0; others raise `ValueError`.  An untagged message
@@ -367,7 +368,7 @@ class Comm(ABC):
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
-        """Do `work`; its FLOPs, `cost`, are for worlds whose clock is not the wall's."""
+        """Do `work`; worlds with a logical or virtual clock charge its FLOPs, `cost`."""
         return work()
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -398,8 +399,7 @@ class Recorder(Protocol):
 
 
 class Keeper:
-    """Interface that keeps a rank's state; :class:`dlpar.jobs.snapshot.Keeper` writes snapshots, this class
-    nothing.
+    """Interface that keeps a rank's state; :class:`dlpar.jobs.snapshot.Keeper` also writes snapshots.
 
     An object names the attributes that are its state: ``kept = ("weights", "optimizer")``.
 

@@ -1,6 +1,6 @@
 """Codecs that turn a flat float tensor into fewer bytes, of a size known in advance, and back.
 
-A codec has no memory; :class:`~dlpar.compression.codecs.ErrorFeedback` keeps its errors.
+A codec has no state; :class:`~dlpar.compression.codecs.ErrorFeedback` keeps its errors.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Codec(ABC):
 
 
 class OneBit(Codec):
-    """One bit per value, its sign, and two means: of the negative values and of the others.
+    """One bit per value (its sign), and two means: of the negative values and of the others.
 
     So decoding keeps the mean of the values.  A wire holds the two means in the
     tensor's own dtype, then 8 signs a byte: ``2 itemsize + ceil(n / 8)`` bytes.
-    It needs error feedback: without it, training does not converge.
+    The codec needs error feedback: without it, training does not converge.
 
     Source: Seide, Fu, Droppo, Li and Yu, "1-Bit Stochastic Gradient Descent"
     (Interspeech 2014), section 3; the source has means by matrix column, this class by tensor.
@@ -128,8 +128,8 @@ class TopK(Codec):
 class Half(Codec):
     """Values in 16 bits each: 2 n bytes.
 
-    Values beyond the format's range are sent as its largest value.  With error feedback the rest follows in
-    later steps.
+    Values beyond the format's range are sent as its largest value.  With error feedback the remainder follows
+    in later steps.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ CODECS: dict[str, Callable[[float], Codec]] = {
 
 
 def register(name: str, make: Callable[[float], Codec]) -> None:
-    """Add a codec of your own, made by ``make(keep)``, to those experiments can name."""
+    """Add a codec, made by ``make(keep)``, that experiments can name."""
     CODECS[name] = make
     parts.CODECS.append(name)
 
@@ -193,7 +193,7 @@ def codec_of(compression: parts.Compression) -> Codec | None:
 
 
 def _places(like: Tensor) -> Tensor:
-    """Return the eight places of a bit in a byte."""
+    """Return the eight positions of a bit in a byte."""
     return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 

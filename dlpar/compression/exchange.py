@@ -46,8 +46,7 @@ class CompressedAllreduce:
 
     Each rank owns one of N slices.  It sends each slice as a code to its owner.  The owner decodes and adds
     the codes, encodes the sum, and sends this code to all.  A sender remembers the error of each slice, and
-    an owner the error of its sums.  All ranks decode the same bytes, so replicas stay
-    equal to the last bit.
+    an owner the error of its sums.  All ranks decode the same bytes, so replicas stay bit-identical.
 
     Each rank sends 2 (N-1) messages.  All ranks together send ``2 (N-1) sum(codec.nbytes(slice))`` bytes
     (:func:`dlpar.theory.counts.coded_bytes`): a ring all-reduce's bytes, reduced by the codec's ratio.
@@ -58,7 +57,7 @@ class CompressedAllreduce:
     Parameters
     ----------
     codec : Codec
-        Encodes and decodes on every rank; each bucket has error feedbacks of its own.
+        Encodes and decodes on every rank; each bucket has separate error feedbacks.
 
     Examples
     --------
@@ -96,7 +95,7 @@ class CompressedAllreduce:
             owner = (rank + step) % size
             comm.sendrecv(wires[(owner + 1) % size], owner, arriving, (rank - step) % size)
             comm.compute(lambda: total.add_(codec.decode(arriving, decoded)), cost=2 * len(total))
-        # 3. Encode the sum, with a memory of its own, and pass it round.
+        # 3. Encode the sum with its own error feedback, and pass it round.
         comm.compute(lambda: encode(mine, size), cost=4 * len(total))
         ring_allgather(comm, wires)
         comm.compute(lambda: [codec.decode(*pair) for pair in zip(wires, slices)], cost=n)
@@ -106,9 +105,9 @@ class LossyComm:
     """A communicator whose float tensors travel as a codec's bytes, with error feedback at the sender.
 
     The inner communicator handles all other calls and tensors.  A sender has one memory for each
-    (destination, tag, length).  Send tensors of one meaning only under each.  Each hop of an
-    all-reduce compresses its partial sum again, so ranks may end with different sums.  Use it where one
-    rank's result counts, as in a tree-aggregate.
+    (destination, tag, length).  Use each of these for tensors of one meaning only.  Each hop of an all-reduce
+    compresses its partial sum again, so ranks may end with different sums.  Use it where one rank's result
+    counts, as in a tree-aggregate.
 
     Parameters
     ----------

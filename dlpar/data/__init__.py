@@ -28,7 +28,7 @@ HELD_OUT = 0.2
 """Share of the samples kept for testing, if the source has no test set."""
 
 SCALED_BY = 10_000
-"""Maximal number of images that determine the scale of pixels: as good as all images, with bounded memory."""
+"""Maximal number of images that determine the scale of pixels, which bounds memory."""
 
 TRAIN_CHARACTERS = 2**20
 TEST_CHARACTERS = 2**14
@@ -112,8 +112,8 @@ def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     Parameters
     ----------
     labels : numpy.ndarray
-        Label of each sample, from 0, (n,).  The share `HELD_OUT` of each label is held out, rounded.  Equal
-        labels mean no strata.
+        Label of each sample, from 0, (n,).  The share `HELD_OUT` of each label is held out, rounded.  With
+        equal labels the split is not stratified.
     seed : int
         Equal seeds give equal splits.
 
@@ -170,8 +170,8 @@ def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and divisor of each channel, (channels, 1, 1).
 
     Division by the standard deviation would give a sample a squared length equal to its number of pixels.
-    Longer inputs need a lower learning rate for stable SGD. So the squared length is capped at 256, where 0.1
-    suits all three sets.
+    Longer inputs need a lower learning rate for stable SGD. So the squared length is capped at 256, where a
+    rate of 0.1 suits all three data sets.
     """
     values = pixels.astype(np.float32)
     mean = values.mean(axis=(0, 2, 3), dtype=np.float64)

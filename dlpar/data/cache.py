@@ -24,7 +24,7 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
     Parameters
     ----------
     key : str
-        File name without its ending, which must change whenever the arrays change.
+        File name without its suffix; it must change whenever the arrays change.
     make : callable
         Returns named arrays without Python objects.
 
@@ -59,7 +59,7 @@ def _read(path: Path) -> Arrays | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception:  # a damaged zip raises many kinds of errors; each time the arrays are made again
+    except Exception:  # a damaged zip raises many kinds of errors; the arrays are then made again
         return None
 
 

@@ -1,7 +1,7 @@
 """Readers of the published files of MNIST and CIFAR-10.
 
 MNIST: the IDX format (Y. LeCun, C. Cortes and C. Burges, "The MNIST database of
-handwritten digits"), as it is or gzipped.  CIFAR-10: pickles of Python (A. Krizhevsky,
+handwritten digits"), plain or gzipped.  CIFAR-10: pickles of Python (A. Krizhevsky,
 "Learning multiple layers of features from tiny images", 2009).
 """
 
@@ -28,8 +28,8 @@ def mnist(folder: Path) -> list[Images]:
     Parameters
     ----------
     folder : Path
-        Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same with
-        ``t10k-``, or both; each may end in ``.gz``.
+        Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same names with ``t10k-``, or
+        both pairs; each may end in ``.gz``.
 
     Returns
     -------
@@ -152,7 +152,7 @@ def _cifar_batch(path: Path) -> Images:
 
 
 class _Arrays(pickle.Unpickler):
-    """Builds arrays, numbers and text only: a pickle from a stranger must not run code."""
+    """Unpickler that builds only arrays, numbers and text: a pickle from a stranger must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":

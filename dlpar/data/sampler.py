@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 EPOCHS, SAMPLES = 8, 2**14
-"""Maximal numbers of epochs, and of their samples, whose orders are drawn together.  Alone, between short
-steps, each takes more than twice as long."""
+"""Maximal numbers of epochs, and of their samples, with orders drawn together.  Alone, between short steps,
+each order takes more than twice as long."""
 
 
 class Sampler:
-    """Deals the samples of each global batch to the workers.
+    """Sampler that deals the samples of each global batch to the workers.
 
     ``iid``: all workers read one endless stream, with a new random order in each epoch.  Step t takes its
     next global batch, and a worker takes a contiguous slice.  So the union over workers does not depend on
@@ -32,7 +32,7 @@ class Sampler:
     ``uneven``, and their slices of a batch, are proportional to 1, 2, ..., N.
 
     Under map-reduce with a fraction below 1, a hash of seed, step and sample number decides whether the batch
-    keeps a sample. So this choice does not depend on the number of workers either.
+    keeps a sample. So this choice, too, does not depend on the number of workers.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Sampler:
 
     def __init__(self, experiment: Experiment, labels: Tensor | None, size: int) -> None:
         e, workers = experiment, experiment.workers
-        # An iid worker needs no sample of its own, so a batch may be bigger than the data set.
+        # An iid worker owns no samples, so a batch may be larger than the data set.
         needed = 1 if e.shards == "iid" else workers
         if size < needed:
             raise BadExperiment(
@@ -132,8 +132,8 @@ class _Stream:
 def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
     """Return a pseudo-random number from 0 to below 1 for each of `numbers`, fixed by the key.
 
-    It takes two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the first over
-    the key alone. Results for nearby keys and numbers are unrelated.
+    The hash takes two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the first
+    over the key alone. Results for nearby keys and numbers are unrelated.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def read(source: Path) -> list[tuple[str, str]]:
 def _of_file(path: Path) -> list[str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in strings of other people's code
+            warnings.simplefilter("ignore")  # old escapes in strings of foreign code
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # templates and files for other versions
         return []
