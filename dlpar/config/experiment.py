@@ -17,7 +17,8 @@ from dlpar.config.user_code import as_part
 
 
 def _any_of(kinds: list[Any]) -> Any:
-    """The type of a part that has several kinds: a bare word is one of their heads, and the first is the default."""
+    """Return the type of a part with several kinds: a bare word is a head, and the first kind is the
+    default."""
     head = kinds[0].head()
 
     def spelled_out(value: Any) -> Any:
@@ -51,13 +52,13 @@ class Experiment(Part):
     data: Data = Field(Data())
     """Data set."""
     batch: int = Field(256, ge=1, le=1000000)
-    """Samples a step: of all replicas (strong), of each (weak)."""
+    """Samples a step: of all replicas (strong), or of each (weak)."""
     scaling: Literal["strong", "weak"] = Field("strong")
     """strong: batch is divided among replicas; weak: batch is each replica's own."""
     shards: Literal["iid", "by_label", "uneven"] = Field("iid")
     """Way of dealing samples to workers."""
     steps: int = Field(200, ge=1, le=10000000)
-    """Global batches; an epoch has train size / batch of them."""
+    """Number of global batches; an epoch has train size / batch of them."""
     lr: float = Field(0.1, ge=0, le=1000)
     """Learning rate."""
     optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd")
@@ -106,41 +107,41 @@ class Experiment(Part):
     @model_validator(mode="after")
     def _combinations(self) -> Experiment:
         rules.check(self)
-        self.of_replicas()  # the other rules hold for each part of the model
+        self.of_replicas()  # all other rules hold for each part of the model
         return self
 
     @property
     def members(self) -> int:
-        """Ranks that train: workers, then servers, then leaf servers."""
+        """Number of ranks in the training: workers, then servers, then leaf servers."""
         return self.workers + self.sync.server_ranks + self.sync.leaf_ranks
 
     @property
     def spare_ranks(self) -> int:
-        """Ranks that wait to take the place of one that dies, behind all others."""
+        """Number of ranks, after all others, that wait to take the place of a rank that dies."""
         return self.deaths.spares if self.deaths.on_death == "spare" else 0
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self.members + self.spare_ranks
 
     @property
     def processes(self) -> int:
-        """Processes of the job: one a rank, but one for all where they are simulated."""
+        """Number of processes of the job: one for each rank, or one for all simulated ranks."""
         return 1 if self.cluster.world == "simulated" else self.ranks
 
     @property
     def replicas(self) -> int:
-        """Copies of the model: workers over the ranks that share one."""
+        """Number of copies of the model: workers divided by the ranks that share a model."""
         return max(1, self.workers // self.split.ways(self.workers))
 
     @property
     def has_outline(self) -> bool:
-        """Return whether nothing is computed, and a workload's layers stand for the model's."""
+        """Return whether nothing is computed, and a workload's layers replace the model's."""
         return self.cluster.stand_in_for is not None and self.cluster.messages == "sizes"
 
     def of_replicas(self) -> Experiment:
-        """The experiment as the ranks of one part of the model see it: its replicas, split by data alone.
+        """Return the experiment as the ranks of one part of the model see it: replicas in a data split.
 
         Each part of the model has an equal share of the servers.
         """
@@ -152,19 +153,20 @@ class Experiment(Part):
 
     @property
     def backup(self) -> int:
-        """Workers whose gradients an update can do without."""
+        """Number of workers whose gradients an update does not need."""
         return getattr(self.sync, "backup", 0)
 
     @property
     def periods(self) -> dict[str, int]:
-        """Steps between two exchanges, by the field that sets them: the state is whole at their multiples only."""
+        """Steps between two exchanges, by the field that sets them; only at their multiples the state is
+        whole."""
         given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
         given["period"] = self.averaging.period if self.averaging.method != "none" else 0
         return {name: every for name, every in given.items() if every}
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step, of all replicas that count."""
+        """Number of samples in a step of all replicas that count."""
         return self.batch if self.scaling == "strong" else self.batch * (self.replicas - self.backup)
 
     @property
@@ -174,25 +176,25 @@ class Experiment(Part):
         return n * (n + 1) // 2 if self.shards == "uneven" else n  # uneven shares are 1, 2, ..., n parts
 
     def local_batch(self, replica: int) -> int:
-        """Samples `replica` (0-based) takes of every step; the first ones take the remainder."""
+        """Return the samples of `replica` (0-based) in every step; the first replicas take the remainder."""
         share, rest = divmod(self.global_batch, self.replicas - self.backup)
         return share + (replica < rest)
 
     def replace(self, **changes: Any) -> Experiment:
-        """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
+        """Return a validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
         fields = self.model_dump()
         for name, value in changes.items():
             before = fields.get(name)
             if isinstance(before, dict) and isinstance(value, dict):
                 head = next(iter(before))
-                # Another split or scheme takes nothing over.
+                # Another split or scheme keeps no field of the old one.
                 another_kind = name in ("split", "sync") and value.get(head, before[head]) != before[head]
                 value = value if another_kind else {**before, **value}
             fields[name] = value
         return Experiment(**fields)
 
     def to_json(self) -> str:
-        """The experiment as indented JSON; :meth:`from_json` reads it back unchanged."""
+        """Return the experiment as indented JSON, which :meth:`from_json` reads back unchanged."""
         return self.model_dump_json(indent=1)
 
     @classmethod
@@ -205,24 +207,24 @@ class Experiment(Part):
         if not isinstance(fields, dict):
             raise BadExperiment(f"experiment: got {shown(fields)}, allowed is a mapping of fields to values")
         if isinstance(fields.get("data"), dict):
-            fields["data"].pop("reading", None)  # older runs have it; it changed no result
+            fields["data"].pop("reading", None)  # older runs have this field, which changed no result
         return cls(**fields)
 
 
 def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, ...]] | None:
-    """Find what a field lacks to mean something.
+    """Find the field, and its values, without which another field has no effect.
 
     Parameters
     ----------
     path : str
-        Of the field: ``sync.staleness``.
+        Path of the field without effect: ``sync.staleness``.
     value_of : callable
-        The value of a field, by its path.
+        Function from the path of a field to its value.
 
     Returns
     -------
     tuple or None
-        Path of the field that would have to be another, and the values it may have; None where nothing is missing.
+        Path of the field that needs another value, and the values it may have; None if nothing is missing.
     """
     part, _, name = path.rpartition(".")
     for kind in kinds(Experiment.model_fields[part]) if part else [Experiment]:
@@ -235,7 +237,7 @@ def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, 
 
 
 def register(kind: type[SyncPart]) -> None:
-    """Let experiments name a scheme of your own: its part, whose ``implementation`` says where the scheme is."""
+    """Add a scheme that experiments can name; its part's ``implementation`` says where the scheme is."""
     SCHEMES.append(kind)
     Experiment.model_fields["sync"].annotation = Union[tuple(SCHEMES)]  # type: ignore[assignment]
     Experiment.model_rebuild(force=True)

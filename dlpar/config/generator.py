@@ -1,4 +1,4 @@
-"""Random streams keyed by seed and purpose: no draw shifts another, and no global generator moves."""
+"""Random streams keyed by seed and purpose: no draw shifts another, and global generators do not change."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import numpy as np
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """A random stream of its own for every purpose, so that no draw shifts another.
+    """Return a separate random stream for every purpose, so that no draw shifts another.
 
     Parameters
     ----------
     seed : int
         The experiment's seed, at least 0.
     purpose : str
-        What is drawn, ``"split"`` or ``"epoch"`` for example.
+        The purpose of the draw, such as ``"split"`` or ``"epoch"``.
     *key : int
-        What else tells streams apart (a worker, an epoch), each at least 0.
+        Further numbers that distinguish streams (a worker, an epoch), each at least 0.
 
     Returns
     -------
     numpy.random.Generator
-        Equal arguments give equal streams in every process; global generators
-        are neither read nor moved.
+        Equal arguments give equal streams in every process.  Global generators are neither read nor changed.
     """
     # The length is part of the key, because numpy takes (1,) and (1, 0) for the same seed.
     return np.random.default_rng((seed, zlib.crc32(purpose.encode()), len(key), *key))

@@ -1,4 +1,4 @@
-"""The parts an experiment is made of, apart from how replicas agree and how one model is cut.
+"""Parts of an experiment, except for the scheme between replicas and the split of a model.
 
 For these two see :mod:`dlpar.config.sync` and :mod:`dlpar.config.split`.
 """
@@ -14,11 +14,11 @@ from pydantic import BeforeValidator, Field
 from dlpar.config.schema import LINE, BadData, OneOf, Only, Part, Share
 
 FROM_FILES = {"mnist": ["*-idx?-ubyte*"], "cifar10": ["data_batch_1", "*-batches-py/data_batch_1"]}
-"""Data sets that do not come with dlpar or its libraries, with files of which one must be there."""
+"""Data sets that do not come with dlpar or its libraries, with files; at least one must exist."""
 
 
 class Model(Part):
-    """The network every replica holds."""
+    """The network that every replica holds."""
 
     name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field("mlp", title="model")
     """Network to train."""
@@ -45,10 +45,10 @@ class Data(Part):
     folder: Annotated[str | None, Only("data.name", "mnist", "cifar10")] = Field(None, pattern=LINE)
     """Folder with the mnist or cifar10 files; default: $DLPAR_DATA."""
     context: Annotated[int, Only("data.name", "docstrings")] = Field(32, ge=2, le=1024)
-    """Characters a docstrings sample shows the transformer."""
+    """Characters of a docstrings sample that the transformer sees."""
 
     def path(self) -> Path | None:
-        """The folder with the data set's files, ``folder`` or ``$DLPAR_DATA``; None if it needs none.
+        """Folder with the data set's files, ``folder`` or ``$DLPAR_DATA``; None if it needs no files.
 
         Raises
         ------
@@ -71,14 +71,14 @@ MODELS = ("local", "elastic", "block_momentum")
 """Methods that average models, not gradients."""
 
 PAPER = ("paced", "simulated")
-"""Worlds whose cluster is on paper."""
+"""Worlds with a cluster on paper."""
 
 OnPaper = Only("cluster.world", *PAPER)
 Delayed = Only("delays.kind", "constant", "exponential", "gamma")
 
 
 class Averaging(Part):
-    """Several local steps between two exchanges; any scheme then carries changes of weights, not gradients."""
+    """Several local steps between two exchanges of weights' changes, by any scheme."""
 
     method: Literal["none", "local", "elastic", "block_momentum"] = Field("none", title="averaging")
     """Exchange gradients every step (none), or models every period: by local SGD, elastic averaging or block
@@ -94,7 +94,7 @@ class Averaging(Part):
 
 
 CODECS = ["none", "onebit", "topk", "fp16", "bf16"]
-"""Codecs by name; :func:`dlpar.compression.codecs.register` adds one."""
+"""Codecs by name; :func:`dlpar.compression.codecs.register` adds a codec."""
 
 
 class Compression(Part):
@@ -103,11 +103,11 @@ class Compression(Part):
     codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
     """Code of gradients on the wire; in a ring each rank sums one slice, decoded, and encodes the sum once more."""
     keep: Annotated[Share, Only("compression.codec", "topk")] = Field(0.01)
-    """Share of the elements topk sends."""
+    """Share of the elements that topk sends."""
 
 
 def _by_rank(value: Any) -> Any:
-    """``"1=4.0,2=2"`` as ``{1: 4.0, 2: 2.0}``; anything else for pydantic to judge."""
+    """Return ``"1=4.0,2=2"`` as ``{1: 4.0, 2: 2.0}``, and leave anything else to pydantic."""
     if not isinstance(value, str):
         return value
     pairs = [piece.split("=") for piece in value.split(",") if piece.strip()]
@@ -123,7 +123,7 @@ ByRank = Annotated[dict[int, Number], BeforeValidator(_by_rank)]
 
 
 class Delays(Part):
-    """Slow and unsteady workers: delays that come on top of a step's computing."""
+    """Slow and unsteady workers: delays added to a step's computing."""
 
     kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
     """Distribution of a delay added to every worker's every step."""
@@ -147,7 +147,7 @@ class Snapshot(Part):
 
 
 class Deaths(Part):
-    """Ranks that die, and how the others go on."""
+    """Ranks that die, and how the others continue."""
 
     on_death: Literal["end", "shrink", "spare"] = Field("end", title="on death")
     """When a rank dies: end the job, go on without it, or let a spare rank take its place."""
@@ -160,7 +160,7 @@ class Deaths(Part):
 
     @property
     def goes_on(self) -> bool:
-        """Whether a death does not end the job."""
+        """Whether the job continues after a death."""
         return self.on_death != "end"
 
 

@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
 Rule = tuple[str, Collection[Any], str, Collection[Any], str]
-"""With this field at one of these values, that field has one of those values, because of this.
+"""Rule: if a field has one of some values, another field must have one of its values, for a reason.
 
-A field that the parts of an experiment lack breaks no rule.  The first may also be a capability: messages
-name the part that has it.
+A field that the parts of an experiment lack breaks no rule.  The first field may also be a capability;
+messages then name the part that has it.
 """
 
 
 def if_chosen(
     field: str, values: Collection[Any], why: str, others: dict[str, Collection[Any]]
 ) -> tuple[Rule, ...]:
-    """Return the rows that one choice and one reason have in common: fields with the values they may have."""
+    """Return the rows of one choice with one reason, from fields and the values that they may have."""
     return tuple((field, values, other, allowed, why) for other, allowed in others.items())
 
 
 Complaint = tuple[str, str] | tuple[str, str, object]
-"""A field, the values allowed in words, and the value given where that is not the field's."""
+"""A field, the allowed values in words, and the given value if it differs from the field's."""
 
 
 class PartWithRules(Part):
-    """A kind of part that has rules of its own."""
+    """A kind of part with its own rules."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
-    """Rows of the table of rules that hold with it."""
+    """Rows of the table of rules that hold with this part."""
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        """Check numbers of an experiment against it."""
+        """Check numbers of an experiment against this part."""
         yield from ()
 
 
@@ -60,7 +60,7 @@ GOES_ON = ("shrink", "spare")
 """Values of ``on_death`` with which the job continues."""
 
 RULES: tuple[Rule, ...] = (
-    # With this field at one of these values, that field has one of those, because.
+    # If this field has one of these values, that field has one of those values, for this reason.
     ("model.name", ("linear",), "data.name", ("diabetes",), "it predicts a number"),
     ("model.name", ("logistic",), "data.name", ("digits", "docstrings", "mnist", "cifar10"), "it classifies"),
     ("model.name", ("mlp",), "data.name", ("digits", "diabetes", "mnist", "cifar10"), "it reads numbers"),
@@ -92,19 +92,19 @@ RULES: tuple[Rule, ...] = (
     ("cluster.device", ("cpu",), "cluster.carrier", ("auto", "mpi", "gloo"), "nccl moves tensors of GPUs"),
     ("cluster.device", ("cuda",), "cluster.carrier", ("auto", "mpi", "nccl"), "gloo moves tensors of CPUs"),
 )  # fmt: skip
-"""Rules between the fields of any experiment; those of a scheme or a split stand with it."""
+"""Rules between the fields of any experiment; a scheme or a split adds its own rules."""
 
 MOST = {"real": 64, "paced": 64, "simulated": 4096}
-"""Workers of one job in each world: processes take memory, simulated ranks next to none."""
+"""Maximal workers of a job in each world: processes take memory, but simulated ranks hardly any."""
 
 SERVERS = 32
-"""Servers of one job, and leaves, if each is a process."""
+"""Maximal servers, and maximal leaves, of a job if each is a process."""
 
 THREADS = 256
-"""Simulated workers that really compute: each has a thread."""
+"""Maximal simulated workers that really compute, because each has a thread."""
 
 ADDED: list[Callable[[Experiment], None]] = []
-"""Checks that higher layers add: :mod:`dlpar.worlds.platforms` knows which platforms there are."""
+"""Checks that higher layers add, such as :mod:`dlpar.worlds.platforms` for names of platforms."""
 
 
 def check(e: Experiment) -> None:
@@ -112,14 +112,14 @@ def check(e: Experiment) -> None:
     refuse(e, broken(e, (*RULES, *e.split.rules, *e.sync.rules)))
     refuse(e, _of_all_ranks(e))
     refuse(e, e.split.complaints(e))
-    if e.replicas == e.workers:  # else these hold for each part of the model and its replicas
+    if e.replicas == e.workers:  # otherwise these hold for each part of the model and its replicas
         refuse(e, chain(_of_replicas(e), e.sync.complaints(e)))
     for added in ADDED:
         added(e)
 
 
 def refuse(e: Experiment, complaints: Iterable[Complaint]) -> None:
-    """Raise `BadExperiment` with the first of some complaints, if there is one."""
+    """Raise `BadExperiment` with the first complaint, if there is one."""
     for path, allowed, *given in complaints:
         value = given[0] if given else _value(e, path)
         got = value if given and isinstance(value, str) else shown(value)
@@ -143,7 +143,7 @@ _ABSENT = object()
 
 
 def _value(e: Experiment, path: str) -> Any:
-    """The value of a field or capability; absent where the part is of a kind without it."""
+    """Return the value of a field or capability, or `absent` if the part's kind does not have it."""
     value: Any = e
     for name in path.split("."):
         value = getattr(value, name, _ABSENT)
@@ -151,7 +151,7 @@ def _value(e: Experiment, path: str) -> Any:
 
 
 def _named(e: Experiment, path: str) -> str:
-    """A field with its value in words (``world paced``); a capability by its part (``sync ring``)."""
+    """Name a field with its value (``world paced``), or a capability by its part (``sync ring``)."""
     part, _, name = path.rpartition(".")
     fields = type(_value(e, part) if part else e).model_fields
     if name not in fields:
@@ -195,7 +195,8 @@ def _of_replicas(e: Experiment) -> Iterator[Complaint]:
     n = e.workers
     if e.scaling == "strong" and e.batch < n:
         yield "batch", f"with {n} workers and strong scaling is at least {n}: every worker needs a sample"
-    # Batch normalisation of single numbers has no variance; an image holds many numbers, a row of an mlp one.
+    # Batch normalisation of a single number has no variance. A channel of an image has many numbers, a row of
+    # an mlp one.
     if e.model.norm != "none" and e.model.name == "mlp":
         shares = e.batch_parts if e.model.norm == "batch" else 1
         if e.global_batch < 2 * shares:

@@ -1,7 +1,6 @@
 """Turn a pydantic schema into sentences that a student can act on.
 
-One place knows how to say "what is allowed": error messages, ``--help`` and the
-panel's tooltips all use it.
+Error messages, ``--help`` and the panel's tooltips all describe allowed values by this module.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 LINE = r"^[^\x00-\x1f\x7f]{1,4096}$"
-"""Pattern of text that may be a path or a name: on one line, not empty, with nothing that controls a terminal."""
+"""Pattern of a path or a name: one line of text, not empty, without terminal control characters."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BadExperiment(ValueError):
-    """An experiment that cannot be run; the message names field, value and what is allowed."""
+    """An experiment that cannot be run; the message names the field, the value and the allowed values."""
 
 
 class BadData(ValueError):
-    """Data that cannot be read; the message says which file, where it was looked for and what is expected."""
+    """Data that cannot be read; the message names the file, the searched folder and the expected form."""
 
 
 class OneOf:
-    """Marks a text field that admits the words of a collection, to which plug-ins may add.
+    """Mark of a text field that allows the words of a collection; plug-ins may add words.
 
     Parameters
     ----------
     words : collection of str
-        Read whenever a value is checked.
+        Read at every check of a value.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -55,14 +54,14 @@ class OneOf:
 
 
 class Only:
-    """Marks a field that changes no figure of a run unless another field has one of some values.
+    """Mark of a field that has an effect only if another field has one of some values.
 
     Parameters
     ----------
     beside : str
         Path of the other field: ``sync.consistency``.
     values : str
-        Its values with which the field means something.
+        Values of the other field with which this field has an effect.
     """
 
     def __init__(self, beside: str, *values: str) -> None:
@@ -81,14 +80,14 @@ class Part(BaseModel):
     )
 
     implementation: ClassVar[str] = ""
-    """Module and name of what runs a part that has several kinds, ``module:name``."""
+    """Module and name of the code of a part with several kinds, ``module:name``."""
 
     listed: ClassVar[bool] = True
-    """True if a user may choose it by the word of its head."""
+    """Whether a user may choose this kind by the word of its head."""
 
     @classmethod
     def head(cls) -> str:
-        """Name of the first field, the one that stands for the whole part."""
+        """Return the name of the first field, which stands for the whole part."""
         return next(iter(cls.model_fields))
 
     def __str__(self) -> str:
@@ -97,7 +96,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, fields: Any) -> Any:
-        """A bare word is the head; ``workers=True``, which Python takes for 1, is passed on as a word and refused."""
+        """Read a bare word as the head; ``workers=True``, in Python equal to 1, becomes a refused word."""
         if isinstance(fields, str):
             return {cls.head(): fields}
         if not isinstance(fields, dict) or not any(isinstance(value, bool) for value in fields.values()):
@@ -122,25 +121,25 @@ def implementation(part: Part) -> Any:
 
 
 def kinds(field: FieldInfo) -> list[type[Part]]:
-    """The kinds of part a field may hold: none for a plain field, several for a union."""
+    """Return the kinds of part that a field may hold: none for a plain field, several for a union."""
     annotation = unwrap(field.annotation)
     candidates = [annotation, *map(unwrap, typing.get_args(annotation))]
     return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Part)]
 
 
 def unwrap(annotation: Any) -> Any:
-    """The annotation without ``| None``."""
+    """Return the annotation without ``| None``."""
     left = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
     return left[0] if is_optional(annotation) and len(left) == 1 else annotation
 
 
 def is_optional(annotation: Any) -> bool:
-    """Return whether ``None`` is among the values an annotation admits."""
+    """Return whether an annotation allows ``None``."""
     return types.NoneType in typing.get_args(annotation)
 
 
 def choices(field: FieldInfo) -> list[Any]:
-    """The values a ``Literal`` or :class:`OneOf` field admits; None for any other field."""
+    """Return the values that a ``Literal`` or :class:`OneOf` field allows; None for any other field."""
     for mark in field.metadata:
         if isinstance(mark, OneOf):
             return list(mark.words)
@@ -149,7 +148,7 @@ def choices(field: FieldInfo) -> list[Any]:
 
 
 def _limits(field: FieldInfo) -> str:
-    """Put the limits of a numeric field into words."""
+    """Describe the limits of a numeric field."""
     words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
     found = {type(m): getattr(m, type(m).__name__.lower()) for m in field.metadata if type(m) in words}
     if Ge in found and Le in found:
@@ -162,7 +161,7 @@ def _number(value: float) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """Put into words what a field admits: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
+    """Describe the values that a field allows: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
     kind, several = unwrap(field.annotation), kinds(field)
     if several:
         fields = several[0].model_fields if len(several) == 1 else [several[0].head(), "its settings"]
@@ -189,7 +188,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """`value` as it was given, cut to `limit` characters."""
+    """Return `value` as it was given, cut to `limit` characters."""
     try:
         text = f"{value:g}" if isinstance(value, float) and math.isfinite(value) else repr(value)
     except ValueError:  # Python does not write out whole numbers of thousands of digits
@@ -198,7 +197,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def sentence(error: ValidationError, schema: type[Part]) -> str:
-    """All complaints of a pydantic error as one line, each naming field, value and allowed."""
+    """Return all complaints of a pydantic error as one line; each names field, value and allowed values."""
     said = []
     for item in error.errors(include_url=False):
         path, field, owner = _find(schema, item["loc"])
@@ -214,7 +213,7 @@ def sentence(error: ValidationError, schema: type[Part]) -> str:
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
         elif item["type"] == "value_error":
             why = item["ctx"]["error"]
-            # A part that refuses its own fields does not know where it stands.
+            # A part that refuses its own fields does not know its path.
             said.append(f"{name}.{why}" if name and isinstance(why, BadExperiment) else str(why))
         elif field is not None:
             said.append(f"{got}, allowed is {allowed(field)}")
@@ -224,16 +223,16 @@ def sentence(error: ValidationError, schema: type[Part]) -> str:
 
 
 def _find(schema: type[Part], where: tuple[Any, ...]) -> tuple[list[str], FieldInfo | None, type[Part]]:
-    """The names on the way to what a pydantic location points at, the field there, and the part that owns it."""
+    """Return the path of a pydantic location, the field there, and the part that owns the field."""
     path: list[str] = []
     field, owner, several = None, schema, [schema]
     for step in map(str, where):
-        if len(several) > 1:  # the location names the kind: it is no field
+        if len(several) > 1:  # the location names the kind, which is not a field
             several = [kind for kind in several if step in choices(kind.model_fields[kind.head()])]
         elif several:
             path, owner = [*path, step], several[0]
             field = owner.model_fields.get(step)
             several = kinds(field) if field else []
-        else:  # inside a value: the field is what one can change
+        else:  # inside a value: the user can only change the field
             break
     return path, field, owner

@@ -1,7 +1,7 @@
-"""Splits of one model over ranks: one part of an experiment for each split, with its settings and its rules.
+"""Splits of one model over ranks: a part of an experiment for each split, with its settings and rules.
 
-Workers stand along named axes: those of one model, and `data` for its replicas.  The product of their sizes
-is the number of workers.  The rows of rules of a split stand with it.
+Workers are arranged along named axes: those of one model, and `data` for its replicas.  The product of the
+axes' sizes is the number of workers.  Each split holds its own rows of rules.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Traits(NamedTuple):
     has_chunks : bool
         Whether a stage holds several chunks: of P stages, stage s holds parts s, s + P, s + 2 P, …
     has_weight_pass : bool
-        Whether gradients of weights are computed by actions of their own.
+        Whether separate actions compute the gradients of weights.
     has_flush : bool
-        Whether all micro-batches of a step are done before the weights move.
+        Whether all micro-batches of a step end before the weights are updated.
     """
 
     has_chunks: bool = False
@@ -47,14 +47,14 @@ SCHEDULES = {
 """Schedules by name; :func:`dlpar.split.schedules.register` adds one."""
 
 MOST_PIECES = {"digits": (4,), "mnist": (8, 7), "cifar10": (9, 8, 4)}
-"""Pieces of one axis of a cnn's images at most, by the depth of the cnn; the last number holds for deeper ones."""
+"""Maximal pieces of one axis of a cnn's images, by depth of the cnn; deeper cnns have the last number."""
 
 
 CUT_ALONG = {"mlp": "width", "cnn": "channels", "transformer": "heads"}
-"""The number of each network that tensor parallelism divides among ranks."""
+"""The dimension of each network that tensor parallelism divides among ranks."""
 
 IN_STEP = ("neighbours", "random", "one_peer", "push_sum")
-"""Exchanges with which all workers do the same steps."""
+"""Exchanges in which all workers do the same steps."""
 
 WEIGHTS_ARE_CUT: tuple[Rule, ...] = (
     ("split", ANY, "sync.start", ("same",), "parts would draw the same numbers, and copies different ones"),
@@ -65,7 +65,7 @@ LAYERS_SEND: tuple[Rule, ...] = (
     ("split", ANY, "cluster.messages", ("values",), "layers send what they compute"),
     ("split", ANY, "cluster.stand_in_for", (None,), "it sends activations, and a workload lists parameters"),
 )
-"""Rules of a split whose layers send activations, which only ranks that compute have."""
+"""Rules of a split whose layers send activations, because only ranks that compute have them."""
 
 LAYERS_ARE_CUT: tuple[Rule, ...] = (
     ("split", ANY, "model.name", tuple(CUT_ALONG), "others are a single layer"),
@@ -96,20 +96,20 @@ class SplitPart(PartWithRules):
     kind: str
 
     def axes(self, workers: int) -> dict[str, int]:
-        """Ranks along each axis of the model; a size of 0 is all the workers there are."""
+        """Return the number of ranks along each axis of the model; a size of 0 means all workers."""
         return {}
 
     def ways(self, workers: int) -> int:
-        """Ranks that share one model."""
+        """Return the number of ranks that share one model."""
         return math.prod(self.axes(workers).values())
 
     def too_few_layers(self, e: Experiment, model: str, layers: int) -> Iterator[Complaint]:
-        """Say whether a model of so many layers with weights cannot be cut so."""
+        """Return whether a model with this many layers with weights has too few for this split."""
         yield from ()
 
 
 class ModelSplit(SplitPart):
-    """One model on several ranks."""
+    """Base of a split of one model over several ranks."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         ("split", ANY, "sync.tolerance", (0,), "each part would stop by itself"),
@@ -155,7 +155,7 @@ class DataSplit(SplitPart):
     kind: Literal["data"] = Field("data", title="split")
     """Split of one model over ranks."""
     microbatches: int = Field(1, ge=1, le=1024)
-    """Pieces a replica's share of a batch is computed in, one after the other."""
+    """Number of pieces, computed one after the other, of a replica's share of a batch."""
     zero: Literal[0, 1, 3] = Field(0)
     """Stage of ZeRO, which shards state over data-parallel ranks; 0: none, 1: optimizer state, 3: weights and
     gradients, too."""
@@ -184,18 +184,18 @@ class TensorSplit(ModelSplit):
     kind: Literal["tensor"] = Field("tensor", title="split")
     """Split of one model over ranks."""
     tensor: int = Field(0, ge=0, le=64)
-    """Ranks a layer is cut over; 0: all workers."""
+    """Ranks over which a layer is cut; 0: all workers."""
     redundancy: Annotated[float, Only("model.name", "mlp")] = Field(0.0, ge=0, le=1)
-    """Share of the other ranks' neurons that each rank of an mlp computes itself instead of receiving them."""
+    """Share of the other ranks' neurons that each rank of an mlp computes instead of receiving them."""
     async_allreduce: Annotated[bool, Only("model.name", "mlp", "transformer")] = Field(False)
-    """Whether the gradient of a layer's input travels while that of its weights is computed, as in Megatron-LM."""
+    """Whether the gradient of a layer's input travels while that of its weights is computed (Megatron-LM)."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"tensor": self.tensor or workers}
 
 
 def most_pieces(data: str, depth: int) -> int:
-    """Return the most pieces of one axis of a cnn's images: no piece is empty, and halos come from the next piece."""
+    """Return the maximal pieces of one axis of a cnn's images: none empty, halos from neighbours only."""
     by_depth = MOST_PIECES.get(data, (1,))
     return by_depth[min(depth, len(by_depth)) - 1]
 
@@ -220,7 +220,7 @@ class SpatialSplit(ModelSplit):
     columns: int = Field(1, ge=1, le=64)
     """Pieces of an image's width."""
     tiled: bool = Field(False)
-    """Give each piece convolutions of its own, which see no other piece: no halo, and no shared weights."""
+    """Give each piece its own convolutions, which see no other piece: no halo, and no shared weights."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"rows": self.rows or max(1, workers // self.columns), "columns": self.columns}
@@ -251,29 +251,29 @@ class PipelineSplit(ModelSplit):
     kind: Literal["pipeline"] = Field("pipeline", title="split")
     """Split of one model over ranks."""
     stages: int = Field(0, ge=0, le=64)
-    """Ranks one model's layers are spread over; 0: all workers."""
+    """Ranks over which one model's layers are spread; 0: all workers."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = Field("1f1b")
     """Order of forward and backward passes of micro-batches on each stage."""
     microbatches: int = Field(8, ge=1, le=1024)
-    """Pieces a replica's share of a batch is computed in, one after the other."""
+    """Number of pieces, computed one after the other, of a replica's share of a batch."""
     chunks: Annotated[int, Only("split.schedule", "interleaved")] = Field(2, ge=1, le=16)
-    """Parts of the model each stage holds, in the interleaved schedule."""
+    """Parts of the model in each stage, in the interleaved schedule."""
     partition: str = Field("balanced", pattern=LINE)
     """Layers with weights of each stage (of each chunk, in turn): balanced by their FLOPs, measured: by their
     seconds, or numbers such as 2,1,1."""
     recompute: bool = Field(False)
-    """Keep a micro-batch's input alone, and compute its activations again."""
+    """Keep only a micro-batch's input, and compute its activations again."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"pipeline": self.stages or workers}
 
     @property
     def traits(self) -> Traits:
-        """Demands of the schedule on the rest."""
+        """Return the demands of the schedule on the rest of the experiment."""
         return SCHEDULES[self.schedule]
 
     def parts(self, workers: int) -> int:
-        """Pieces the model is cut into: stages times chunks."""
+        """Return the number of parts of the model: stages times chunks."""
         stages = self.axes(workers)["pipeline"]
         return stages * (self.chunks if self.traits.has_chunks and stages > 1 else 1)
 
@@ -310,7 +310,7 @@ class PipelineSplit(ModelSplit):
 
 
 def layers_of(e: Experiment) -> int | None:
-    """Count the layers with weights a pipeline can be cut between; None where a workload's layers stand for them."""
+    """Count the layers with weights, which a pipeline distributes; None if a workload replaces the model."""
     if e.has_outline:
         return None
     depth = e.model.depth
@@ -326,9 +326,9 @@ class HybridSplit(PipelineSplit):
     kind: Literal["hybrid"] = Field("hybrid", title="split")  # type: ignore[assignment]  # its own word
     """Split of one model over ranks."""
     stages: int = Field(2, ge=1, le=64)
-    """Ranks one model's layers are spread over."""
+    """Ranks over which one model's layers are spread."""
     tensor: int = Field(2, ge=1, le=64)
-    """Ranks a layer is cut over."""
+    """Ranks over which a layer is cut."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"pipeline": self.stages, "tensor": self.tensor}
@@ -347,7 +347,7 @@ class StackingSplit(ModelSplit):
     kind: Literal["stacking"] = Field("stacking", title="split")
     """Split of one model over ranks."""
     blocks: int = Field(0, ge=0, le=64)
-    """Ranks, with a block each, of one model; 0: all workers."""
+    """Ranks of one model, with a block each; 0: all workers."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"blocks": self.blocks or workers}

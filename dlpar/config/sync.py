@@ -1,4 +1,4 @@
-"""Schemes by which replicas agree: one part of an experiment each, with settings, capabilities and rules.
+"""Schemes by which replicas agree: a part of an experiment for each, with settings, capabilities and rules.
 
 The rest of the code asks a part for its capabilities, never for its name.
 """
@@ -30,7 +30,7 @@ class SyncPart(PartWithRules):
     shares_memory : bool
         Whether all workers write to one copy of the weights, in the memory of one machine.
     sends_gradients : bool
-        Whether gradients travel that a codec may compress.
+        Whether the scheme sends gradients, which a codec may compress.
     needs_loss_everywhere : bool
         Whether the scheme may ask every rank of a replica for its loss.
     counts_lead : bool
@@ -38,11 +38,11 @@ class SyncPart(PartWithRules):
     has_graph : bool
         Whether workers average with their neighbours in a graph.
     runs_free : bool
-        Whether workers do as many steps as they can, instead of the same steps all of them.
+        Whether workers do as many steps as they can, instead of all doing the same steps.
     has_driver : bool
-        Whether rank 0 alone keeps the state of the optimizer.
+        Whether only rank 0 keeps the state of the optimizer.
     survives : bool
-        Whether the others have all that a worker had, and so can go on when it dies.
+        Whether the other ranks have all state of a worker, so that they can continue when it dies.
     """
 
     shares_memory: ClassVar[bool] = False
@@ -56,21 +56,21 @@ class SyncPart(PartWithRules):
 
     @property
     def lead_bound(self) -> int | None:
-        """Clocks a worker may run ahead of the slowest; None if the scheme sets no bound."""
+        """Return how many clocks a worker may run ahead of the slowest; None if the scheme sets no bound."""
         return 0 if self.counts_lead and not self.runs_free else None
 
     @property
     def server_ranks(self) -> int:
-        """Ranks that hold the weights, behind the workers."""
+        """Return the number of ranks, after the workers, that hold the weights."""
         return getattr(self, "servers", 0)
 
     @property
     def leaf_ranks(self) -> int:
-        """Servers of a group of workers each, behind those."""
+        """Return the number of leaf servers, after the servers; each serves a group of workers."""
         return getattr(self, "groups", 0)
 
     def of_one_part(self, parts: int) -> dict[str, Any]:
-        """Fields of the scheme as one of a model's `parts` has it."""
+        """Return the fields of the scheme for one of a model's `parts`."""
         return {name: getattr(self, name) // parts for name in ("servers", "groups") if hasattr(self, name)}
 
 
@@ -78,7 +78,7 @@ FACTORED: dict[str, Any] = {
     "sync.overlap": (False,), "split.kind": ("data",), "averaging.method": NONE, "compression.codec": NONE,
     "cluster.messages": ("values",), "shards": ("iid", "by_label"),
 }  # fmt: skip
-"""Settings with factors instead of gradients: these belong to whole batches and whole layers."""
+"""Settings that factors require, because they belong to whole batches and whole layers."""
 
 ALLREDUCES = ["ring", "library", "star", "tree", "double_tree", "halving_doubling", "hierarchical", "auto"]
 """All-reduces by name."""
@@ -99,7 +99,7 @@ class Ring(SyncPart):
     node_size: Annotated[int, Only("sync.allreduce", "hierarchical")] = Field(2, ge=1, le=64)
     """Ranks of a node, in the hierarchical all-reduce."""
     factors: bool = Field(False)
-    """Send activations and errors of a fully connected layer where these are shorter than its gradient (Poseidon)."""
+    """Send activations and errors of a fully connected layer if shorter than its gradient (Poseidon)."""
     overlap: bool = Field(False)
     """Send a bucket while the backward pass still computes the next."""
     bucket_mb: float = Field(25.0, gt=0, le=4096)
@@ -124,7 +124,7 @@ class MapReduce(SyncPart):
     broadcast: Literal["tree", "torrent"] = Field("tree")
     """Way of the weights from the driver: down a binomial tree, or in blocks from worker to worker (Spark)."""
     regularizer: Literal["none", "l1", "l2"] = Field("none")
-    """Penalty the driver adds to the loss."""
+    """Penalty that the driver adds to the loss."""
     regularization: Annotated[float, Only("sync.regularizer", "l1", "l2")] = Field(0.01, ge=0, le=1000)
     """Weight of that penalty."""
     tolerance: float = Field(0.0, ge=0, le=1)
@@ -132,7 +132,7 @@ class MapReduce(SyncPart):
 
 
 class ParameterServer(SyncPart):
-    """Servers hold the weights, workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
+    """Servers hold weights, and workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
 
     implementation = "dlpar.sync.parameter_server:ParameterServer"
     rules = (
@@ -163,7 +163,7 @@ class ParameterServer(SyncPart):
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field("bsp")
     """Staleness allowed to a worker: none, bounded, unbounded, or that of an update every N/n gradients."""
     staleness: Annotated[int, Only("sync.consistency", "ssp")] = Field(3, ge=0, le=1000000)
-    """Clocks a worker may run ahead of the slowest, under ssp."""
+    """Clocks that a worker may run ahead of the slowest, under ssp."""
     softsync: Annotated[int, Only("sync.consistency", "softsync")] = Field(1, ge=1, le=64)
     """n of n-softsync: an update takes N/n gradients."""
     pull: Literal["reply", "separate"] = Field("reply")
@@ -177,11 +177,11 @@ class ParameterServer(SyncPart):
     group_consistency: Literal["bsp", "asp"] = Field("bsp")
     """Whether workers of a group wait for each other, or each push goes up alone (MXNet's two levels)."""
     group_period: int = Field(0, ge=0, le=10000)
-    """Updates that a leaf makes on a model of its own between two averages with the other groups; 0: no own model."""
+    """Updates of a leaf's own model between two averages with the other groups; 0: no own model."""
     staleness_aware: Annotated[bool, Only("sync.consistency", "ssp", "asp", "softsync")] = Field(False)
     """Divide the learning rate of a push by its staleness."""
     factors: bool = Field(False)
-    """Push activations and errors of a fully connected layer where these are shorter than its gradient (Adam)."""
+    """Push activations and errors of a fully connected layer if shorter than its gradient (Adam)."""
     overlap: bool = Field(False)
     """Send a bucket while the backward pass still computes the next."""
     bucket_mb: float = Field(25.0, gt=0, le=4096)
@@ -201,7 +201,7 @@ class ParameterServer(SyncPart):
 
     @property
     def steps_a_fetch(self) -> int:
-        """Steps a worker makes between two answers of the servers."""
+        """Return the steps of a worker between two answers of the servers."""
         return self.fetch_every or self.push_every
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
@@ -234,11 +234,11 @@ def _edges(value: Any) -> Any:
     pairs = [pair.strip() for pair in value.split(",") if pair.strip()]
     if all(re.fullmatch(r"\d+\s*-\s*\d+", pair) for pair in pairs):
         return [tuple(map(int, pair.split("-"))) for pair in pairs]
-    import numpy as np  # here, because most experiments read no edges
+    import numpy as np  # imported here, because most experiments read no edges
 
     with suppress(OSError, ValueError):
         return np.loadtxt(read_plain(value, most=1 << 20).splitlines(), dtype=int, ndmin=2).tolist()
-    return value  # for pydantic to refuse
+    return value  # pydantic refuses it
 
 
 Edges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_edges)]
@@ -249,7 +249,7 @@ WITH_GRAPH = ("neighbours", "pairwise", "push_sum")
 ADAPT_FIRST = ("adapt_then_combine",)
 
 TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
-"""Graphs by name; :func:`dlpar.graphs.register` adds one."""
+"""Graphs by name; :func:`dlpar.graphs.register` adds a graph."""
 
 
 class Gossip(SyncPart):
@@ -286,9 +286,9 @@ class Gossip(SyncPart):
         Literal["adapt_then_combine", "combine_then_adapt"],
         Only("sync.exchange", "neighbours", "random", "one_peer"),
     ] = Field("adapt_then_combine", title="step order")
-    """Average the weights that the gradients have moved, or the old ones while the gradient is computed (D-PSGD)."""
+    """Average the updated weights, or the old weights while the gradient is computed (D-PSGD)."""
     start: Literal["same", "random"] = Field("same")
-    """Weights workers begin with: all the same, or each its own."""
+    """Initial weights of workers: all the same, or random for each."""
 
     @property
     def runs_free(self) -> bool:
@@ -296,7 +296,7 @@ class Gossip(SyncPart):
 
     @property
     def counts_lead(self) -> bool:
-        return self.runs_free  # in synchronous steps nobody hears of all others, who may be far behind
+        return self.runs_free  # in synchronous steps no worker hears of all others, which may be far behind
 
     @property
     def has_graph(self) -> bool:
@@ -322,8 +322,8 @@ class Gossip(SyncPart):
 
 
 def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
-    """Find an edge from whose end no path leads back to its start: it joins two strong components."""
-    import networkx as nx  # here, because most experiments list no edges
+    """Find an edge between two strong components: no path leads from its end back to its start."""
+    import networkx as nx  # imported here, because most experiments list no edges
 
     component = nx.condensation(nx.DiGraph(edges)).graph["mapping"]
     return next((edge for edge in edges if component[edge[0]] != component[edge[1]]), None)
@@ -384,4 +384,4 @@ class Own(SyncPart):
 
 
 SCHEMES: list[type[SyncPart]] = [Ring, MapReduce, ParameterServer, Gossip, Hogwild, Own]
-"""Every kind of agreement, in teaching order; :func:`dlpar.config.experiment.register` adds one."""
+"""All schemes in teaching order; :func:`dlpar.config.experiment.register` adds a scheme."""

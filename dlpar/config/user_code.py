@@ -1,6 +1,6 @@
 """Pack code that a student typed, so that a rank can run it and quote its lines.
 
-The processes that guard a job import this, so cloudpickle is loaded only when something is packed.
+The processes that guard a job import this module, so cloudpickle is loaded only when something is packed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a frame's file belongs to Python, a package or dlpar; a notebook's cell, say, does not."""
+    """Return whether a frame's file belongs to Python, a package or dlpar, unlike a notebook's cell."""
     return file.startswith(_BEGINNINGS) or any(
         folder in file for folder in ("/site-packages/", "/dist-packages/")
     )
@@ -37,18 +37,18 @@ def pack(function: Callable, arguments: tuple = ()) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Callable, tuple]:
-    """The function and its arguments; tracebacks through it will show the cell's own lines."""
+    """Unpack the function and its arguments; tracebacks through it show the cell's own lines."""
     import cloudpickle
 
     path, cells, call = cloudpickle.loads(body)
     sys.path += [folder for folder in path if folder not in sys.path]
     for name, (size, _, lines, full) in cells.items():
-        linecache.cache[name] = (size, None, lines, full)  # no time stamp: never checked against a file
+        linecache.cache[name] = (size, None, lines, full)  # no time stamp, so no check against a file
     return cloudpickle.loads(call)
 
 
 def as_part(scheme: Any) -> Any:
-    """A student's scheme as ``sync`` of an experiment, readable by :func:`from_part`; what is no code stays."""
+    """Return a student's scheme as ``sync`` of an experiment; values other than code stay unchanged."""
     if not callable(scheme):
         return scheme
     name = getattr(scheme, "__name__", type(scheme).__name__)
@@ -56,5 +56,5 @@ def as_part(scheme: Any) -> Any:
 
 
 def from_part(code: str) -> Callable:
-    """Unpack the result of :func:`as_part`.  Unpickling runs code, so only a rank calls it, never a reader of runs."""
+    """Unpack the result of :func:`as_part`.  Only a rank does this, because unpickling runs code."""
     return unpack(base64.b64decode(code))[0]
