@@ -1,6 +1,6 @@
 """The command line: ``dlpar run``, ``dlpar sweep`` and the other `COMMANDS`.
 
-Only the module of the command that was typed is imported, so that help and a refusal come at once.  Exit status:
+Only the typed command's module is imported, so that help and refusals come at once.  Exit status:
 0 done, 1 failed, 2 a bad request, 128 + the signal's number when stopped.
 """
 
@@ -23,17 +23,17 @@ import typer
 import dlpar
 
 FAILED, BAD_REQUEST, LONGEST = 1, 2, 1000
-"""Exit statuses, and most characters of a complaint's line, which may quote the user's words."""
+"""Exit statuses, and maximal characters of a complaint's line, which may quote the user's words."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Train, and watch it."),
-    "resume": ("run", "Go on with a run from its newest snapshot."),
+    "run": ("run", "Train a model, and follow the run."),
+    "resume": ("run", "Resume a run from its newest snapshot."),
     "sweep": ("sweep", "Train with every combination of some settings, and compare."),
     "runs": ("runs", "List the runs kept on this machine."),
     "show": ("runs", "Show one run."),
-    "platforms": ("platforms", "List the clusters to pace or simulate ranks on, or describe one."),
+    "platforms": ("platforms", "List the clusters for paced and simulated ranks, or describe one."),
     "systems": ("systems", "List published systems, or run one beside its published figures."),
-    "doctor": ("doctor", "Say what this machine can run."),
+    "doctor": ("doctor", "Report what this machine can run."),
     "rehearse": ("rehearse", "Run every preset of the labs before a class does."),
     "hub": ("classroom", "Start a JupyterHub for a class."),
     "slots": ("classroom", "Give out this machine's job slots in fair turns."),
@@ -47,7 +47,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 class BadRequest(ValueError):
-    """A request is impossible: one sentence with the flag, its value and the allowed values."""
+    """An impossible request; the message is one sentence with the flag, its value and the allowed values."""
 
 
 class Failed(RuntimeError):
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without × shows ? instead
+            stream.reconfigure(errors="replace")  # a terminal that lacks × shows ? instead
     warnings.formatwarning = lambda said, *_, **__: f"dlpar: {printable(str(said))}\n"
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
@@ -111,7 +111,7 @@ def _program(first: str) -> typer.Typer:
         app.command(first, help=_about(command)[0])(_with_options(command))
     else:
         for name, (_, sentence) in COMMANDS.items():
-            app.command(name, short_help=sentence)(lambda: None)  # other help is cut
+            app.command(name, short_help=sentence)(lambda: None)  # the help of other commands is cut
     return app
 
 
@@ -194,18 +194,19 @@ def _allowed(option: str, name: str) -> str:
 
 STOPS = {number: number.name for number in (signal.SIGTERM, signal.SIGHUP)}
 STOPS |= {signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "time limit"}  # Slurm's --signal=B:USR1@60
-"""Signals that stop a command, and their names for people."""
+"""Signals that stop a command, and their names in messages."""
 
 
 class Stops:
-    """Note the first stop signal, so that no job is left half started; a second signal interrupts.
+    """Context that notes the first stop signal, so that no job is left half started; a second one interrupts.
 
     Signals that our parent process had ignored (``nohup``) stay ignored.
 
     Parameters
     ----------
     interrupting : bool
-        Let the first signal interrupt instead, and ignore further ones: ending jobs takes a second.
+        Let the first signal interrupt instead, and ignore further signals, because ending jobs takes a
+        second.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""``dlpar hub``, ``slots``, ``release`` and ``grade``: commands for a class, thin on top of :mod:`dlpar.classroom`."""
+"""Commands for a class: ``dlpar hub``, ``slots``, ``release`` and ``grade``; see :mod:`dlpar.classroom`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def hub(
 ) -> int:
     """Start a JupyterHub for a class.
 
-    Each user gets her own copy of the labs, which no update overwrites. On loopback unless told otherwise.
-    Ctrl-C stops it. dlpar/classroom/hub/README.md says how to run it for a class, and what else it needs.
+    Each user gets her own copy of the labs, which no update overwrites. The hub listens on loopback by
+    default. Ctrl-C stops it. dlpar/classroom/hub/README.md says how to run it for a class, and what else it
+    needs.
 
     Parameters
     ----------
@@ -63,16 +64,17 @@ def hub(
     key : FILE
         For TLS, in PEM.
     labs : FOLDER
-        The shared labs; default: this checkout's. Of labs with solutions students get the version without.
+        The shared labs; default: this checkout's. If labs have solutions, students get a version without
+        them.
     idle : MINUTES
-        A server ends after so long without activity or a running job.
+        A server ends after this time without activity or a running job.
     slots : N
         Ranks of all users together that may run at the same time; 0: no limit; default: 2 for each core,
         at most 200.
     folder : FOLDER
-        The hub's own, private; default: dlpar/hub in your data folder, root's is below /var/lib.
+        The hub's private folder; default: dlpar/hub in your data folder, or below /var/lib for root.
     config : FILE
-        A jupyterhub_config.py to read last.
+        A jupyterhub_config.py that is read last.
     """
     if find_spec("jupyterhub") is None:
         raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
@@ -93,7 +95,7 @@ def hub(
         slots=usual_slots() if slots is None else slots,
         more=config and os.path.abspath(config),
     )
-    machine.proxy_command()  # raises where there is none
+    machine.proxy_command()  # raises if there is none
     own = private_folder(Path(settings.folder))
     settings = machine.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
@@ -128,23 +130,24 @@ def slots(
 ) -> int:
     """Give out this machine's job slots in fair turns.
 
-    It does so until Ctrl-C; options ask for their state, or pause them. Real and paced jobs of all users then wait
-    in one queue; simulated ones take no slot. A job of more ranks than there are slots takes them all, and runs alone.
+    The command runs until Ctrl-C; options ask for the state of slots, or pause jobs. Real and paced jobs of
+    all users wait in one queue; simulated jobs take no slot. A job with more ranks than slots takes all
+    slots, and runs alone.
 
     Parameters
     ----------
     ranks : N
-        How many may run at the same time; default: 2 for each core, at most 200.
+        Ranks that may run at the same time; default: 2 for each core, at most 200.
     pause : flag
         Let no further job begin.
     go_on : flag
         End a pause.
     look : flag
-        Say how many are taken, as JSON; to a teacher, by whom.
+        Report the taken slots as JSON; to a teacher, also by whom.
     teachers : NAMES
         System accounts that may pause and see who holds slots, besides root.
     longest : MINUTES
-        Time for which a job keeps its slots while others wait; then it is ended.
+        Maximal time for which a job keeps its slots while others wait; then the job ends.
     socket : PATH
         Default: $DLPAR_SLOTS, or /run/dlpar/slots.
     """
@@ -203,16 +206,15 @@ Folder = Annotated[Path, typer.Argument()]
 def release(into: Folder = Path("release"), labs: Path | None = None, own: Path | None = None) -> int:
     """Make the students' version of the labs.
 
-    It has no solutions, hidden tests and results.
+    This version has no solutions, no hidden tests and no results.
 
     Parameters
     ----------
     into : FOLDER
-        Where students' labs go.
+        Folder for the students' labs.
     labs : FOLDER
-        The masters; default: this checkout's labs.
-    own : FOLDER
-        A student's own copy, to be brought up to date too; what she has changed stays.
+        The masters; default: this checkout's labs. own : FOLDER
+        A student's own copy, which is also updated; her changes stay.
     """
     masters = _masters(labs)
     if into.resolve().is_relative_to(masters.resolve()):
@@ -237,9 +239,9 @@ def grade(
 ) -> int:
     """Grade the exercises that students handed in.
 
-    Answers are judged on simulated ranks, shut in an account of their own without network. An answer that hangs,
-    crashes or is missing earns nothing, and harms no other. Ctrl-C stops it; graded answers stay in the gradebook.
-    dlpar/classroom/grading/README.md says more.
+    Answers are judged on simulated ranks, in a separate account without network. An answer that hangs,
+    crashes or is missing gets no points, and does not affect the others. Ctrl-C stops grading; graded answers
+    stay in the gradebook. dlpar/classroom/grading/README.md says more.
 
     Parameters
     ----------
@@ -247,21 +249,22 @@ def grade(
         A folder with a folder of notebooks for each student, or a path with {student} in it:
         '/home/{student}/dlpar-labs'.
     course : FOLDER
-        nbgrader's course: points, feedback; private, made if missing.
+        nbgrader's course with points and feedback; private, made if missing.
     labs : FOLDER
         The masters; default: this checkout's labs.
     lab : NAMES
         Labs to grade, with commas: 00,03; default: all.
     account : NAME
-        Unix account, without rights, that answers run in; needs root.
+        Unix account without rights in which answers run; needs root.
     not_isolated : flag
-        Run answers in your own account, with your files and network: only for answers you have read.
+        Run answers in your own account, with your files and network; use this only for answers that you have
+        read.
     seconds : N
-        For one check.
+        Time limit of one check.
     memory : N
         GiB for each rank of an answer.
     at_a_time : N
-        Answers; default: one for each core.
+        Number of answers; default: one for each core.
     """
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:

@@ -39,32 +39,32 @@ ROOM_IN_MEMORY = 256 << 20
 """Free bytes of /dev/shm below which jobs keep their shared segments on disk (see :mod:`dlpar.config.paths`)."""
 
 RANK, SPARE = 200e6, 500e6
-"""Most bytes of a rank with a small model, started cold, and bytes left for everything else."""
+"""Maximal bytes of a cold-started rank with a small model, and bytes left for everything else."""
 
 USUAL = 4
-"""Workers of most labs."""
+"""Number of workers in most labs."""
 
 MEET = 4.0
 """Seconds in which two bare MPI processes must connect."""
 
 
 def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | None = None) -> int:
-    """Say what this machine can run.
+    """Report what this machine can run.
 
-    It tells the number of ranks and threads, the carrier and the reasons; what is broken, and how to repair
-    it. Ends with status 1 if anything is.
+    It reports the number of ranks and threads, the carrier, and the reasons. It also reports faults and their
+    remedies. Exit status 1: something is broken.
 
     Parameters
     ----------
     calibrate : flag
-        Measure it as the platform `here`, in half a minute.
+        Measure this machine as the platform `here`, in half a minute.
     hostfile : FILE
         With --calibrate, measure the link between the first two hosts of this Open MPI hostfile, too.
     """
     if hostfile and not calibrate:
         raise BadRequest("--hostfile: got a file, allowed without --calibrate is none")
     if calibrate:
-        from dlpar.cli.platforms import print_platform  # these load much more than a diagnosis needs
+        from dlpar.cli.platforms import print_platform  # these imports load much more than a diagnosis needs
         from dlpar.theory import calibrate as measuring
 
         print_platform(measuring.calibrate(measuring.THOROUGH, hostfile), as_json)

@@ -120,7 +120,7 @@ def _spelled(name: str) -> str:
 
 
 def parameters(several: bool = False) -> list[Parameter]:
-    """Return parameters with which typer offers every flag; with `several`, a flag may be repeated.
+    """Return parameters by which typer offers every flag; with `several`, a flag may be repeated.
 
     Values stay text, because only the schema knows the allowed values.
     """
@@ -175,7 +175,7 @@ def fields_in(file: str | None) -> dict[str, Any]:
     Raises
     ------
     BadRequest
-        If the file cannot be read, or is no mapping in JSON.
+        If the file cannot be read, or is not a mapping in JSON.
     """
     if file is None:
         return {}
@@ -204,7 +204,7 @@ def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Expe
     Raises
     ------
     BadExperiment
-        With the schema's own sentence, in which flags replace the names of fields.
+        With the schema's sentence, in which flags replace the names of fields.
     """
     whole = copy.deepcopy(dict(fields or {}))
     typed = {flag: given[flag.parameter] for flag in flags() if given.get(flag.parameter) is not None}
@@ -224,11 +224,11 @@ def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, An
     field = Experiment.model_fields[part]
     head = next((each for each in flags() if each.is_head and each.path[0] == part), None)
     before = fields.get(part, {})
-    if head is None:  # a part of numbers alone
+    if head is None:  # a part with only numbers
         return fields.setdefault(part, before) if isinstance(before, dict) else {}
     before = {head.path[1]: before} if isinstance(before, str) else before
     if not isinstance(before, dict):
-        return {}  # the schema will refuse the file's value
+        return {}  # the schema refuses the file's value later
     chosen = before.setdefault(head.path[1], str(field.get_default()))
     if flag.is_head and typed != chosen and len(kinds(field)) > 1:
         before = {}  # fields of the previous kind do not apply to this one

@@ -17,12 +17,12 @@ from dlpar.worlds.platforms.platform import SEPARATOR
 
 
 def platforms(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJSON = False) -> int:
-    """List the clusters to pace or simulate ranks on, or describe one.
+    """List the clusters for paced and simulated ranks, or describe one.
 
     Parameters
     ----------
     which : PLATFORM
-        One of them, or a file that describes one.
+        A platform's name, or a file that describes one.
     """
     try:
         if which is not None:

@@ -21,7 +21,7 @@ from dlpar.course.rehearse import rehearse as run_rows
 from dlpar.jobs.control_groups import cores
 
 A_LAB = 45.0
-"""Seconds a whole lab may take on two cores; a class should see recordings of longer presets."""
+"""Seconds that a whole lab may take on two cores; a class should see recordings of longer presets."""
 
 BROWSERS = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge",
@@ -35,19 +35,19 @@ NOTEBOOK = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget")
 def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json: AsJSON = False) -> int:
     """Run every preset of the labs before a class does.
 
-    Prints what this machine lacks, then a line for each preset: its world, its seconds, and whether it shows what
-    the lab says.
-    Some three minutes on two quiet cores. Ctrl-C ends it and leaves nothing. Status 1 if anything failed.
+    The command prints what this machine lacks, then a line for each preset: its world, its seconds, and
+    whether it shows what the lab says. This takes about three minutes on two quiet cores. Ctrl-C ends it and
+    leaves nothing. Exit status 1: something failed.
 
     Parameters
     ----------
     labs : LAB
-        Such as 00 03; default: all.
+        Numbers of labs, such as 00 03; default: all.
     """
     names = [name.zfill(2) for name in labs or ()]
     if unknown := [name for name in names if name not in known_labs()]:
         raise BadRequest(f"LAB: got {unknown[0]!r}, allowed is any of {', '.join(known_labs())}")
-    from dlpar.course.labs import rows  # loads every figure
+    from dlpar.course.labs import rows  # this import loads every figure
 
     with Stops(interrupting=True) as stops:
         try:
@@ -98,7 +98,7 @@ def machine_lacks() -> Iterator[Finding]:
     if find_spec("jupyterhub") is None:
         yield Finding(COSTS, "hub", "jupyterhub is not installed: no `dlpar hub`", "pip install '.[hub]'")
     else:
-        from dlpar.classroom.hub.classroom import NoProxy, proxy_command  # loads JupyterHub
+        from dlpar.classroom.hub.classroom import NoProxy, proxy_command  # this import loads JupyterHub
 
         try:
             proxy_command()

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) -> int:
-    """Train, and watch it.
+    """Train a model, and follow the run.
 
-    Every flag sets one field of the experiment; without any, four workers learn handwritten digits.
+    Every flag sets one field of the experiment; without flags, four workers learn handwritten digits.
     Ctrl-C stops the run and keeps its records.
 
     Parameters
     ----------
     experiment : FILE
-        Experiment in JSON, which flags change; - is standard input.
+        Experiment in JSON, whose fields the flags override; - is standard input.
     """
     chosen = flags.read(given, flags.fields_in(experiment))
     flags.tell_idle("run", given, [chosen])
@@ -39,16 +39,16 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
 def resume(
     which: Annotated[str | None, typer.Argument()] = None, workers: int | None = None, as_json: AsJSON = False
 ) -> int:
-    """Go on with a run from its newest snapshot.
+    """Resume a run from its newest snapshot.
 
-    It goes on in its own folder, as another attempt; `dlpar run --snapshot-every` writes snapshots.
+    The run continues in its own folder, as another attempt; `dlpar run --snapshot-every` writes snapshots.
 
     Parameters
     ----------
     which : RUN
-        A run's id, its unique beginning, or its folder.
+        A run's id, a unique prefix of it, or the run's folder.
     workers : N
-        Workers that go on, with the same global batches; default: as many as before.
+        Number of workers that continue, with the same global batches; default: as many as before.
     """
     from dlpar.cli.runs import found
     from dlpar.jobs.launch import resume

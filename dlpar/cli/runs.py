@@ -23,13 +23,13 @@ LOG_LINES = 20
 """Number of last lines of a run's log that are shown."""
 
 SUMMED_UP = 16 << 20
-"""Bytes of records that can be summed up at once, for a run without a summary."""
+"""Maximal bytes of records that are summarised at once, for a run without a summary."""
 
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary in a list of runs."""
 
 MAIN, MOST_SETTINGS = ("model", "data", "sync", "workers", "world"), 7
-"""Settings that every list of runs names, as a column or as common to all; number of columns of settings."""
+"""Settings that every list of runs shows, as columns or as common to all; number of columns of settings."""
 
 
 # ---- many runs ----------------------------------------------------------------
@@ -41,7 +41,7 @@ def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 2
     Parameters
     ----------
     limit : N
-        How many to list, the newest first.
+        Number of runs to list, the newest first.
     """
     all_kept = kept_runs()
     listed = [_row(run) for run in all_kept[:limit]]
@@ -77,7 +77,7 @@ def _row(run: Run) -> dict[str, Any]:
         e = json.loads(read_plain(written))
         row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written.stat().st_mtime))
         row["status"] = run.status
-        if summary.exists():  # without it the run has not ended, or its guardian was killed
+        if summary.exists():  # without a summary the run has not ended, or its guardian was killed
             figures = json.loads(read_plain(summary))
             row |= {name: figures[name] for name in FIGURES}
         for flag in flags.flags():
@@ -100,16 +100,17 @@ def show(
 ) -> int:
     """Show one run.
 
-    Its figures, why it ended, the command that repeats it, its errors, and the end of its log.
+    The command prints its figures, why it ended, the command that repeats it, its errors, and the end of its
+    log.
 
     Parameters
     ----------
     which : RUN
-        A run's id, its unique beginning, or its folder.
+        A run's id, a unique prefix of it, or the run's folder.
     csv : FOLDER
-        Write the run's tables there as CSV files.
+        Folder into which the run's tables are written as CSV files.
     perfetto : FILE
-        Write a trace for ui.perfetto.dev there.
+        File into which a trace for ui.perfetto.dev is written.
     """
     run = found(which)
     try:
@@ -157,7 +158,7 @@ def print_outcome(run: Run, *more: tuple[str, str]) -> None:
 
 
 def _print_run(run: Run) -> None:
-    """Print the first facts that a reader wants."""
+    """Print the facts that a reader wants first."""
     console().print(printable(run.id), cell("status", run.status))
     if run.reason:
         print(printable(run.reason))

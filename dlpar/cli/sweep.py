@@ -26,7 +26,7 @@ from dlpar.lab.sweep import Outcome, run_all
 from dlpar.theory.scaling import gains
 
 MOST = 1000
-"""Most experiments of a sweep."""
+"""Maximal number of experiments in a sweep."""
 
 HEADS = {
     "samples_per_s": "samples/s", "speedup": "speed-up", "efficiency": "efficiency", "step_s": "step (ms)",
@@ -48,26 +48,25 @@ def sweep(
 ) -> int:
     """Train with every combination of some settings, and compare.
 
-    Every flag of `dlpar run` takes several values: --workers 2,4,8 --sync ring,ps.
-    Values with commas of their own are separated by ; or the flag is repeated.
-    A flag that only some of the schemes know is left out where the others run.
-    Real and paced runs go one after the other, simulated ones side by side.
+    Every flag of `dlpar run` takes several values: --workers 2,4,8 --sync ring,ps. Values that contain commas
+    are separated by ; or the flag is repeated. A flag of some schemes only is omitted for the other schemes.
+    Real and paced runs go one after the other, simulated runs side by side.
 
     Parameters
     ----------
     experiment : FILE
-        Experiment in JSON, which flags change; - is standard input.
+        Experiment in JSON, whose fields the flags override; - is standard input.
     jobs : N
-        Simulations at work at a time.
+        Number of simulations at the same time.
     csv : FILE
-        Write the table there, too.
+        File into which the table is also written.
     figure : FILE.html
-        Write a figure there, a page.
+        Page into which a figure is written.
     """
     asked = read(given, flags.fields_in(experiment))
     flags.tell_idle("sweep", given, [one.experiment for one in asked])
     for file in filter(None, (csv, figure)):
-        # Files that cannot be written are refused before anything runs; waiting for a pipe's reader would hang.
+        # Refuse files that cannot be written before anything runs. Waiting for a pipe's reader would hang.
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666))
     told: list[Outcome] = []
 
@@ -109,8 +108,8 @@ class Asked(NamedTuple):
     Attributes
     ----------
     values : dict of str to str or None
-        Typed value of each flag with several values, by name without hyphens; None if the flag has no
-        effect beside the others.
+        Typed value of each flag with several values, by name without hyphens; None if the flag has no effect
+        here.
     experiment : Experiment
     """
 
@@ -135,7 +134,7 @@ def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = 
     Raises
     ------
     BadExperiment
-        A line for each impossible combination.
+        With a line for each impossible combination.
     """
     typed = {flag: values for flag in flags.flags() if (values := _values(flag, given.get(flag.parameter)))}
     typed = dict(sorted(typed.items(), key=lambda one: one[0].spelling == "--workers"))

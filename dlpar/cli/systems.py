@@ -20,7 +20,7 @@ def systems(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJS
     Parameters
     ----------
     which : NAME
-        One of them.
+        Name of a system.
     """
     from dlpar.jobs.launch import JobFailed
     from dlpar.systems import SYSTEMS, BadSystem, compare, find, run

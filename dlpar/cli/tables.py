@@ -27,7 +27,7 @@ def console() -> Console:
 
 
 def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Return rows as a table without lines, with numbers on the right.
+    """Return rows as a table without lines, with numbers aligned right.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""View of ``dlpar run`` during training: a live picture in a terminal, a few plain lines elsewhere."""
+"""View of ``dlpar run`` during training: a live picture in a terminal, or a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECENT_STEPS = 50
 """Number of a rank's steps over which shares of time are computed."""
 
 MOST_RANKS = 16
-"""Most ranks drawn."""
+"""Maximal number of drawn ranks."""
 
 WIDE = 40
 """Characters of the progress bar, and of the loss curve below it."""
@@ -83,7 +83,7 @@ class Progress:
         done, steps = self.summary.steps.done, self.experiment.steps
         if not 0 < done < steps:
             return ""
-        # The reader's clock is not that of a simulation.
+        # The reader's clock differs from a simulation's clock.
         is_simulated = self.experiment.cluster.world == "simulated"
         spent = time.monotonic() - self._began if is_simulated else self.summary.last
         return f"{duration(spent / done * (steps - done))} left"
@@ -100,7 +100,7 @@ class Progress:
         return "".join(signs[round((loss - low) / unit)] for loss in self.losses)
 
     def headline(self) -> str:
-        """Return the experiment and its place in words."""
+        """Describe the experiment and its cluster."""
         e = self.experiment
         workers = f"{e.workers} worker{'s' if e.workers > 1 else ''}"
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
@@ -185,7 +185,7 @@ class View:
         return table(heads, rows)
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
-        """Draw shares of a whole as `width` characters, which differ in more than colour."""
+        """Draw shares of a whole as `width` characters, which differ not only in colour."""
         text, drawn, reached = Text(), 0, 0.0
         for share, sign, colour in zip(shares, self._bars, COLOURS):
             reached += share

@@ -1,9 +1,9 @@
-"""Averaging of models instead of gradients: workers take local steps and meet every `period` steps.
+"""Averaging of models instead of gradients: workers take local steps, and exchange every `period` steps.
 
 The inner scheme gets a worker's change since the last meeting, divided by the number of workers, as a
 gradient.  Its optimizer applies the sum with learning rate 1.  So any scheme can average models:
 
-    local            start - mean of what the workers moved: McMahan et al. (AISTATS 2017); Stich (ICLR 2019)
+    local            start + mean of the workers' changes: McMahan et al. (AISTATS 2017); Stich (ICLR 2019)
     block_momentum   the same with momentum: Chen and Huo (ICASSP 2016), block learning rate 1
     elastic          a centre follows the workers and they follow it: Zhang, Choromanska, LeCun (NIPS 2015), eq. 5-6
 """
@@ -54,7 +54,7 @@ class Averaging(Scheme):
         super().__init__(experiment, comm, replica)
         self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"
         self.pull = experiment.averaging.elasticity / experiment.workers if self.elastic else 0.0
-        # The last weights that all agreed on: the start of the block, or the centre.
+        # The last weights on which all agreed: the start of the block, or the centre.
         self.agreed, self.own = replica.weights.clone(), replica.weights.clone()
         self.sketch = Sketch(replica.weights, experiment.seed)
         self.ends_block = False

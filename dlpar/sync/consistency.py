@@ -77,7 +77,7 @@ class Clocks:
         self._of[client] += 1
 
     def leave(self, client: int) -> None:
-        """Remove `client`, so that nobody waits for it."""
+        """Remove `client`, so that no client waits for it."""
         self._remove(self._of.pop(client))
 
     def _remove(self, clock: int) -> None:

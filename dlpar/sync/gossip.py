@@ -1,9 +1,9 @@
-"""Gossip: each replica averages its weights with those of a few others, without a centre or a global sum.
+"""Gossip: each replica averages its weights with a few other replicas, without a centre or a global sum.
 
 With W the mixing matrix, a worker's step has one of two orders:
 
     adapt_then_combine    x_i = sum of W_ij (x_j - lr g_j): the averages wait for the gradients
-    combine_then_adapt    x_i = sum of W_ij x_j - lr g_i: the old weights travel beside the backward pass
+    combine_then_adapt    x_i = sum of W_ij x_j - lr g_i: the old weights travel during the backward pass
 
 In both orders the gradient g_i is computed at the worker's own weights before the step.
 Sources: D-PSGD, Lian et al. (arXiv 1705.09056, algorithm 1), which combines first,
@@ -307,7 +307,7 @@ class Pairwise(Gossip):
         with self.guard:
             self._write(comm, weights)
         sending = comm.isend(self.mine.wire, partner, AVERAGE)
-        # Receives from any source, though only one can send, because such a receive does not spin.
+        # Receive from any source, though only one rank can send, because such a receive does not spin.
         comm.recv(self.theirs.wire, ANY, ANSWER)
         sending.wait()
         with self.guard:

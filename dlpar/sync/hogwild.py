@@ -34,12 +34,11 @@ class Hogwild(Scheme):
     """A worker that shares a model with others.
 
     A step records ``staleness``, the updates of others between this worker's read (before its forward pass)
-    and its write.  It records ``written``, the number of weights it wrote.  Of these, ``conflicts`` were also
-    written by another worker in between.  Each worker's last step also records ``lost``: the share of all
-    additions that the final weights lack.  ``lost`` and the conflicts of sparse updates are
-    estimates from `WATCHED` weights, exact below that many; rounding alone makes ``lost`` about 1e-7 in
-    float32.  A dense update writes all weights.  So it conflicts in all weights, or in none if nobody else
-    updated.
+    and its write.  It records ``written``, the number of weights it wrote.  ``conflicts`` of these weights
+    were also written by another worker in between.  Each worker's last step also records ``lost``: the share
+    of all additions that the final weights lack.  ``lost`` and the conflicts of sparse updates are estimates
+    from `WATCHED` weights, exact below that many; rounding alone makes ``lost`` about 1e-7 in float32.  A
+    dense update writes all weights.  So it conflicts in all weights, or in none if no other worker updated.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:

@@ -3,7 +3,7 @@ weights.
 
 Source: the mini-batch gradient descent of Apache Spark's MLlib, class
 ``GradientDescent`` (mllib/optimization/GradientDescent.scala), and the updaters
-beside it.  Rank 0 is the driver and holds partition 0 as well.  Unlike Spark's
+beside it.  Rank 0 is the driver, and also holds partition 0.  Unlike Spark's
 updaters, ours do not divide the learning rate by the square root of the step.
 """
 
@@ -115,7 +115,7 @@ class MapReduce(Scheme):
         if kind == "l2":
             gradient.add_(weights, alpha=strength)
         self.optimizer.step(gradient)
-        if kind == "l1":  # proximal: the step without the penalty, then towards zero, and no further
+        if kind == "l1":  # proximal: a step without the penalty, then towards zero, but not beyond
             weights.copy_(softshrink(weights, self.optimizer.lr * strength))
 
     def facts(self) -> dict[str, Any]:

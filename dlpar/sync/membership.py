@@ -9,7 +9,7 @@ from dlpar.graphs import neighbours, receivers
 
 
 class CannotGoOn(RuntimeError):
-    """A death that took state which no other rank has."""
+    """A death that destroyed state which no other rank has."""
 
 
 class Crew(NamedTuple):

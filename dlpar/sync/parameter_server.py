@@ -28,7 +28,7 @@ from dlpar.sync.scheme import Scheme
 
 
 class ParameterServer(Scheme):
-    """A worker whose weights are a copy of the servers', as old as its consistency allows.
+    """A worker with a copy of the servers' weights, as old as the consistency allows.
 
     With overlap each bucket is served separately.  The communicator beside the computation pushes a bucket
     once the backward pass has finished it.  The answer may arrive before the backward pass has ended.  The
@@ -179,7 +179,7 @@ class Shard:
     bucket : int
         Number of the bucket.
     experiment : Experiment
-        Its ``compression`` is how gradients are written on the wire.
+        Its ``compression`` encodes gradients on the wire.
     """
 
     kept = ("memory",)
@@ -222,7 +222,7 @@ class Client:
     weights : Tensor, shape (parameters,)
         Overwritten by every answer.
     experiment : Experiment
-        Its ``compression`` is how gradients are written on the wire.
+        Its ``compression`` encodes gradients on the wire.
     lengths : sequence of int
         Lengths of the buckets that make up the weights; each bucket is cut over all servers.
     first : int
@@ -256,7 +256,7 @@ class Client:
         self.going_on = True
 
     def initialise(self) -> None:
-        """Send the servers their initial weights, by one client for all."""
+        """Send the servers their initial weights; one client does this for all."""
         for shards in self.buckets:
             wait_all([shard.send(shard.weights, Kind.INITIAL) for shard in shards])
 

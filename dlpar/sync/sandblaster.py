@@ -147,7 +147,7 @@ class _Shards:
             self._listen()
         for worker in workers:
             self.comm.send(torch.tensor([-1.0, -1.0], dtype=torch.float64), worker, PORTION)
-        self.tell(END, alpha=self.reports)  # a shard receives all pushes, also late ones
+        self.tell(END, alpha=self.reports)  # a shard receives all pushes, including late ones
 
 
 def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, history: int) -> Outcome:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Scheme:
     """A scheme that keeps this worker's replica in agreement with the others.
 
-    A scheme of your own needs only :meth:`combine`; ``Experiment(sync=MyScheme)`` runs the scheme.
+    Your own scheme needs only :meth:`combine`; ``Experiment(sync=MyScheme)`` runs it.
 
     Parameters
     ----------

@@ -146,7 +146,7 @@ class Server:
     def _leave(self, client: int) -> None:
         self.left.append(client)
         self.clock.leave(client)
-        self._let_go()  # no client waits for one that has stopped pushing
+        self._let_go()  # no client waits for a client that has stopped pushing
 
     def _let_go(self, *come: int) -> None:
         """Answer waiting and new clients that may continue."""
@@ -179,11 +179,11 @@ class Server:
         self.comm.compute(lambda: self.optimizer.step(self.sum), cost=2 * len(self.sum))
 
     def goes_on(self) -> bool:
-        """Return whether a client answered now may start another step."""
+        """Return whether a client may start another step if it is answered now."""
         return self.started < self.total or not self.is_first
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
-        """Return the head of an answer: version of the weights, staleness of the push, lead, global steps done."""
+        """Return the head of an answer: version of weights, staleness of the push, lead, and global steps."""
         done = self.pushes * self.experiment.steps // self.total
         return self.version, self.staleness[client], lead, done
 

@@ -47,7 +47,8 @@ class Table:
     staleness : int, default 0
         Maximal age of a row in clocks when it is read; 0: it includes every earlier clock of all others.
     threshold : float, default 0
-        A row is held back for a later clock unless some value has changed by this much (a value filter).
+        A row is held back for a later clock unless some value has changed by at least this much (a value
+        filter).
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class NotFacts(TypeError):
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """Make the scheme an experiment carries as code, ready on this worker.
+    """Make the scheme that an experiment carries as code, ready on this worker.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     Raises
     ------
     TypeError
-        If it holds neither; the sentence names what is missing.
+        If `code` holds neither; the sentence names what is missing.
     NotFacts
         If the scheme's ``facts()`` cannot be recorded, at the first such step.
     """

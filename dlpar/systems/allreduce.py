@@ -14,7 +14,7 @@ MODELS = {"inception3": 0.90, "resnet101": 0.90, "vgg16": 0.68}
 
 
 TCP = ("inception3", "resnet101")
-"""Networks that the paper has on 128 GPUs over TCP."""
+"""Networks that the paper runs on 128 GPUs over TCP."""
 
 
 def _horovod() -> dict[str, Experiment | Program]:

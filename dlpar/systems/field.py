@@ -1,4 +1,4 @@
-"""Published systems on a page: a table of the works a lab names, and a map of all systems."""
+"""Published systems in a notebook: a table of the works that a lab names, and a map of all systems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def field(lab: str, slide: bool = False) -> Markdown:
     Parameters
     ----------
     lab : str
-        Such as ``"04"``.
+        Number of the lab, such as ``"04"``.
     slide : bool, default False
         Show only the few works for a slide.
 
@@ -99,7 +99,7 @@ def place(system: System) -> tuple[str, str, str]:
 
 
 def place_of(experiment: Experiment) -> tuple[str, str, str]:
-    """Return the place of an experiment on the map, also for a combination that nobody has published."""
+    """Return the place of an experiment on the map, even of an unpublished combination."""
     sync = experiment.sync
     bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
     zero = getattr(experiment.split, "zero", 0)
@@ -170,10 +170,11 @@ def field_map(
 def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
     """Draw the time of a step's task graph, list-scheduled on 1 to `most` workers, within its bounds.
 
-    A gradient takes a second.  An update needs all gradients and takes a quarter of a second.  All tasks take W
-    seconds, the longest path takes D: on p workers ``max(W/p, D) <= T <= W/p + D`` (Graham 1969).
+    A gradient takes a second.  An update needs all gradients and takes a quarter of a second.  All tasks
+    together take W seconds, and the longest path takes D.  On p workers ``max(W/p, D) <= T <= W/p + D``
+    (Graham 1969).
     """
-    from dlpar.split.task_graph import From, Task, depth, schedule, work  # here, because it loads torch
+    from dlpar.split.task_graph import From, Task, depth, schedule, work  # here: loads torch
 
     graph = [Task(f"gradient {n}", abs, 1, cost=1.0) for n in range(gradients)]
     shuffled = tuple(From(task.name) for task in graph)

@@ -14,7 +14,7 @@ from dlpar.split.task_graph import From, Task, run, stages
 from dlpar.systems.least_squares import LeastSquares
 
 Contribution = Callable[[int, int, Tensor], Tensor]
-"""``gradient(step, worker, weights)`` gives a worker's contribution, of the shape of the weights."""
+"""Function ``gradient(step, worker, weights)``: a worker's contribution, shaped like the weights."""
 
 
 def two_jobs(
@@ -123,7 +123,7 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 
 
 def seconds(comm: Comm, workers: int, driver: float) -> float:
-    """Run a step by sizes with gradients of 2 TFLOP, and return the time at its end on this rank."""
+    """Run a step by sizes, with gradients of 2 TFLOP, and return the time of its end on this rank."""
     numbers = torch.zeros(1000)
 
     def graph() -> list[Task]:

@@ -1,4 +1,4 @@
-"""Cost of a model that is cut over devices, which share each layer and sum each piece's gradients."""
+"""Cost of a model that is cut over devices: they share each layer, and sum each piece's gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlpar.comm import Comm
 from dlpar.worlds.platforms import Layer
 
 STEPS = 2
-"""Steps whose mean is taken."""
+"""Number of steps in the mean."""
 
 
 def seconds(comm: Comm, layers: Sequence[Layer], model: int, batch: int, slower: float = 1.0) -> float:

@@ -31,12 +31,12 @@ BASES = ("reported", "fitted", "shape", "memory")
 
 
 class BadSystem(ValueError):
-    """No system has that name; the message lists similar names."""
+    """An unknown name of a system; the message lists similar names."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that a system's authors report, and the way to read it from runs.
+    """A figure that a system's authors report, and a function that reads it from runs.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class System:
-    """One system.
+    """A published system.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ STEADY = {"kind": "gamma", "delay_ms": 10.0, "delay_cv": 0.1}
 """Steps of 10 ms on average, with little jitter."""
 
 SLOW = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
-"""Steps of 10 ms; one worker is four times slower."""
+"""Steps of 10 ms, and one worker that is four times slower."""
 
 DEVICES = {"scheme": "ring", "allreduce": "hierarchical"}
 """An all-reduce over the devices of a node first, then between nodes."""
@@ -116,7 +116,7 @@ def _best(runs: Runs) -> int:
 
 
 def _minerva() -> dict[str, Experiment | Program]:
-    # The batch grows with the GPUs, as in Minerva's table.
+    # The batch grows with the number of GPUs, as in Minerva's table.
     runs: dict[str, Experiment | Program] = {
         f"{model}, {n} GPUs": by_sizes("titan", model, workers=n, batch=batch, steps=3, sync="ring")
         for model, batch in (("alexnet", 256), ("vgg16", 24), ("googlenet", 120))
@@ -148,7 +148,7 @@ def _speech(machines: int) -> float:
 def _mariana() -> dict[str, Experiment | Program]:
     cuts = {"1 GPU": (1, 1), "2 × 2": (4, 2), "4 share": (4, 4)}
     net = workload("alexnet")
-    slower = 1.5e12 / 189.63 / net.flops  # one GPU has Minerva's rate
+    slower = 1.5e12 / 189.63 / net.flops  # one GPU computes at Minerva's rate
     paper = {name: partial(_on_paper, "titan", net.layers, *cut, 128, slower) for name, cut in cuts.items()}
     return same_as_alone(model={"width": 64}, split=SPLIT) | paper
 

@@ -6,7 +6,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.systems.record import PARITY, Figure, Runs, System, same_as_alone, shape
 
 DEEP = {"name": "mlp", "width": 64, "depth": 31}
-"""A model of 32 layers; all but the first and the last are equal."""
+"""A model of 32 layers, equal except for the first and the last."""
 
 
 def _stages(stages: int, **fields: object) -> Experiment:

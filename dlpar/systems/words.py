@@ -36,7 +36,7 @@ def direction(x: Tensor, y: Tensor, weights: Tensor, size: int) -> Tensor:
 def train(
     comm: Comm, servers: int, steps: int, size: int, lr: float, staleness: int = 0, threshold: float = 0.0
 ) -> dict[str, Any]:
-    """Train on all ranks but the last `servers`, which hold the table.
+    """Train on all ranks except the last `servers`, which hold the table.
 
     Returns
     -------

@@ -9,9 +9,9 @@
     surviving.py                  snapshots, failures, goodput, copies in memory
     calibrate.py                  this machine as a platform
 
-A message of B bytes takes ``latency + B / bandwidth`` seconds; every rank has a port that
-carries one message out and one in at a time (LogGP, Alexandrov et al. 1995, with a port at
-each end; the rules are those of :mod:`dlpar.worlds.simulated.network`).
+A message of B bytes takes ``latency + B / bandwidth`` seconds.  Every rank has a port that carries one
+message out and one in at a time (LogGP, Alexandrov et al. 1995, with a port at each end).  The rules are
+those of :mod:`dlpar.worlds.simulated.network`.
 """
 
 from __future__ import annotations

@@ -21,25 +21,25 @@ from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
 
 STEPS, WARM = 80, 20
-"""Steps of a run, and the number of first steps before times settle."""
+"""Number of steps of a run, and of first steps before times settle."""
 
 QUICK, THOROUGH = 3, 9
-"""Runs of each kind: while a reader waits for the figures, and when a user asks for a measurement."""
+"""Number of runs of each kind: while a reader waits, and when a user asks for a measurement."""
 
 SMALL, LARGE = 64, 256
-"""Samples of a rank in a step, in two sizes, to separate the time of a step from the time of a sample."""
+"""Two numbers of samples of a rank in a step, to separate the time of a step from that of a sample."""
 
 RANKS = 64
-"""Most ranks that are started as real processes."""
+"""Maximal number of ranks that are started as real processes."""
 
 LIMIT = 60.0
-"""Seconds a run may take."""
+"""Seconds that a run may take."""
 
 FAR = (16, 1 << 20, 1 << 22)
 """Bytes of messages between hosts; switches and rate limits pass the first 100 kB faster than long messages."""
 
 SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
-"""Fields of every run."""
+"""Fields of the experiment of every run."""
 
 
 def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
@@ -50,23 +50,23 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
     Parameters
     ----------
     runs : int
-        Runs of each kind of training, at least 1.  The quickest counts, so that more of them are steadier:
-        3 take some ten seconds, 9 half a minute.
+        Runs of each kind of training, at least 1.  Only the quickest counts, so more runs give steadier
+        figures: 3 runs take some ten seconds, 9 runs half a minute.
 
     hostfile : str, optional
-        An Open MPI hostfile of two hosts or more.
+        An Open MPI hostfile with at least two hosts.
 
     Raises
     ------
     JobFailed, NoMPI, TimeoutError
         If ranks cannot be run here.
     BadExperiment
-        If the hostfile is none, or names fewer hosts.
+        If the file is not a hostfile, or names fewer hosts.
     """
     cluster = between_hosts(hostfile) if hostfile else {"devices": RANKS}
     measure = lambda comm: (there_and_back(comm), comm.world.eager)
     times, eager = spmd(measure, workers=2, timeout=LIMIT)[0]
-    several = cores() > 1  # else ranks take turns, and an exchange shows nothing but that
+    several = cores() > 1  # otherwise ranks take turns, and an exchange shows only that
     alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **SHORT}
     few, many = (Experiment(workers=1 + several, batch=batch, **alone) for batch in (SMALL, LARGE))
     ring, server = Experiment(workers=2, **SHORT), Experiment(workers=2, sync="ps", **SHORT)
@@ -89,8 +89,9 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
 def between_hosts(hostfile: str) -> dict[str, Any]:
     """Return a platform's nodes, their devices and the link between nodes, for the hosts of a hostfile.
 
-    In training, half of the messages are sent while another one arrives.  If both directions share the capacity of
-    the link or the processors, each is slower than alone.  The mean of the times with and without sharing counts.
+    In training, half of the messages are sent while another message arrives.  If both directions share the
+    capacity of the link or the processors, each is slower than alone.  So the result uses the mean of the
+    times with and without sharing.
     """
     check_machine(Experiment(workers=2, cluster={"hostfile": hostfile}))
     hosts = hosts_of(hostfile)
@@ -115,8 +116,8 @@ def between_hosts(hostfile: str) -> dict[str, Any]:
 def computing(few: float, many: float) -> Device:
     """Return a core as a device, from the step times of the default model with `SMALL` and `LARGE` samples.
 
-    A neighbour core does the same, and the two exchange nothing before the last step.  So a step's time is an
-    overhead and a constant time for each sample.
+    A neighbour core does the same work, and the two exchange nothing before the last step.  So a step's time
+    is an overhead and a constant time for each sample.
     """
     a_sample = (many - few) / (LARGE - SMALL) if many > few else many / LARGE
     overhead = max(0.0, many - LARGE * a_sample)
@@ -146,8 +147,8 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
     """Return the seconds of a settled step of each experiment, in the fastest of several runs.
 
-    In slower runs, ranks waited for a core.  Experiments take turns: a machine that is busy for a while disturbs
-    all experiments, but none in all its runs.
+    In slower runs, ranks waited for a core.  Experiments take turns.  So a machine that is busy for a while
+    disturbs all experiments, but none of them in all runs.
     """
     return [min(taken) for taken in zip(*([_step_seconds(e) for e in experiments] for _ in range(runs)))]
 

@@ -14,7 +14,7 @@ from dlpar.theory.counts import named
 from dlpar.worlds.platforms import Link
 
 EAGER = 65_536
-"""Bytes of a short message by default, as of a platform."""
+"""Default bytes of a short message, equal to a platform's default."""
 
 
 def collective_seconds(
@@ -47,18 +47,19 @@ def collective_seconds(
     ====================  ============================================  =======================
 
     `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.
-    Where messages keep processors busy, those in a row at one rank wait for it, too (:func:`incast`, :func:`leaving`).
+    If messages keep processors busy, consecutive messages at one rank wait for its processor, too
+    (:func:`incast`, :func:`leaving`).
 
     Parameters
     ----------
     name : str
-        As in the table; ``ring_allreduce`` is ``ring``, and so on.
+        Name in the table; ``ring_allreduce`` is ``ring``, and so on.
     ranks : int
-        N, from 1.
+        N, at least 1.
     nbytes : float
         Bytes of the whole tensor on each rank; for ``ring_allgather`` of all chunks together.
     link : Link
-        Every rank's.
+        Link of every rank.
     group : int, default 2
         g, ranks of a group, in `hierarchical`.
     depth : int, default 2
@@ -68,12 +69,12 @@ def collective_seconds(
     adding : float, default 0
         Seconds to add a byte of a tensor to another: gamma (Thakur 2005, section 3).
     eager : float, default 65536
-        Bytes up to which a rank sends on before a message has left.
+        Bytes up to which a rank continues before its message has left.
 
     Raises
     ------
     ValueError
-        If the name is none of these, or a number is below 1.
+        If the name is not in the table, or a number is below 1.
     """
     name = named(name, ranks=ranks, group=group, depth=depth)
     if name == "hierarchical":
@@ -91,7 +92,7 @@ HALVES = {
 
 
 def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
-    """Return the seconds in which one rank receives and adds messages that are sent to it at once.
+    """Return the seconds in which one rank receives and adds messages that were sent at the same time.
 
     While the rank takes and adds one message, the next one arrives: the slower of the two sets the pace.
     """
@@ -101,7 +102,7 @@ def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
 
 def leaving(messages: int, link: Link, nbytes: float, eager: float = EAGER) -> float:
     """Return the seconds until the last of several messages from one rank to others arrives."""
-    if nbytes <= eager:  # it prepares one while another leaves
+    if nbytes <= eager:  # it prepares one message while another leaves
         return incast(messages, link, nbytes)
     a_message = link.overhead + nbytes / link.bandwidth
     return link.latency - link.overhead + messages * a_message if messages else 0.0
@@ -121,7 +122,7 @@ def _seconds(
         "star_reduce": lambda: incast(n - 1, link, nbytes, add),
         "star_broadcast": lambda: leaving(n - 1, link, nbytes, eager),
         "tree_reduce": lambda: _binomial(n, a, b + add, link.overhead),
-        # The reduction backwards, nothing to add.
+        # The reduction in reverse, without additions.
         "tree_broadcast": lambda: _binomial(n, a, b, link.overhead),
         "tree_aggregate": lambda: _aggregate(n, link, nbytes, add, depth),
         "torrent_broadcast": lambda: leaving(n - 1, link, block, eager) + (n - 2) * link.seconds(block),
@@ -155,8 +156,8 @@ def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> flo
 def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
     rounds = n.bit_length() - 1
     p = 1 << rounds
-    # Ranks that fold begin later: at their ports a message of a later round, at most a quarter of the tensor, may
-    # get in front of one that all wait for.
+    # Folding ranks begin later. So at their ports a message of a later round, at most a quarter of the
+    # tensor, may overtake a message for which all ranks wait.
     folded = 2 * link.seconds(nbytes) + add + nbytes / 4 / link.bandwidth if n > p else 0.0
     halves = sum(link.seconds(nbytes / 2**i) for i in range(1, rounds + 1))
     return folded + 2 * halves + (p - 1) / p * add
@@ -171,14 +172,14 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     Raises
     ------
     ValueError
-        Unless there are two sizes or more and a positive time for each, longer for more bytes.
+        Unless there are at least two sizes with a positive time for each, longer for more bytes.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or not min(seconds) > 0:
         raise ValueError(
             f"sizes: got {len(sizes)} for {len(seconds)} times, allowed are two different ones or more, "
             f"and a time above 0 for each"
         )
-    from scipy.optimize import nnls  # here: takes longer to load than the rest of this package
+    from scipy.optimize import nnls  # here: it loads more slowly than the rest of this package
 
     # Minimise the sum of (latency / t + slope B / t - 1)^2; in microseconds and megabytes numbers are alike.
     rows = [(1e-6 / t, 1e-6 * size / t) for size, t in zip(sizes, seconds)]

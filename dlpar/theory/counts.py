@@ -1,4 +1,4 @@
-"""Messages and bytes of collectives, counted before they run, and exact.
+"""Exact messages and bytes of collectives, counted before they run.
 
 Notation: N ranks, a tensor of n elements of s bytes. If a tensor has k chunks, the first ``n mod k`` chunks have
 one element more than the others.
@@ -19,7 +19,7 @@ class Cost:
     Attributes
     ----------
     messages, bytes : int
-        Sent by all ranks together.
+        Payload sent by all ranks together.
     busiest_messages, busiest_bytes : int
         Most messages and most bytes of any rank.
     """
@@ -100,7 +100,7 @@ def named(name: str, **numbers: int) -> str:
     Raises
     ------
     ValueError
-        If there is none, or a number is below 1.
+        If there is no such collective, or a number is below 1.
     """
     name = name.removesuffix("_allreduce")
     if name not in COLLECTIVES:
@@ -117,13 +117,13 @@ def from_one(**numbers: float) -> None:
 
 
 def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
-    """Return the elements a rank does not send in a ring all-reduce: chunk rank + 1 (adding) and rank + 2 (copying)."""
+    """Return the elements that a rank does not send in a ring all-reduce: chunks rank + 1 and rank + 2."""
     longer = sum((rank + step) % ranks < n % ranks for step in (1, 2))
     return 2 * (n // ranks) + longer
 
 
 def _whole(messages: int, busiest: int, n: int) -> tuple[int, int, int, int]:
-    """Count messages of a whole tensor: of all ranks, and of the busiest."""
+    """Count messages of a whole tensor: of all ranks, and of the busiest rank."""
     return messages, messages * n, busiest, busiest * n
 
 
@@ -183,16 +183,18 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
 
 
 def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
-    """Return the bytes all ranks send in an all-reduce of codes (:class:`dlpar.compression.CompressedAllreduce`).
+    """Return the bytes of all ranks in an all-reduce of codes
+    (:class:`dlpar.compression.CompressedAllreduce`).
 
-    Every slice goes to its owner from N-1 ranks, and its sum from there to N-1 (Seide et al., Interspeech 2014).
+    Every slice goes from N-1 ranks to its owner, and its sum from the owner to N-1 ranks (Seide et al.,
+    Interspeech 2014).
 
     Parameters
     ----------
     nbytes : callable
-        Bytes of the code of so many elements.
+        Function from a number of elements to the bytes of their code.
     ranks, elements : int
-        N, from 1, and n, from 0.
+        N, at least 1, and n, at least 0.
     """
     share, rest = divmod(elements, ranks)
     return 2 * (ranks - 1) * (rest * nbytes(share + 1) + (ranks - rest) * nbytes(share))
@@ -201,9 +203,9 @@ def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
     """Return the bytes that all ranks together send a step with ZeRO (Rajbhandari et al., arXiv 1910.02054, 7.2).
 
-    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both, once a
-    step.  Stage 3 gathers weights for every forward and every backward pass, and then sums gradients: this is 1.5
-    times as much, for each micro-batch.
+    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need each of them once a
+    step.  Stage 3 gathers weights for every forward and every backward pass, and then sums gradients.  So it
+    sends 1.5 times as much, for each micro-batch.
     """
     halves = 3 * microbatches if zero == 3 else 2
     return halves * (ranks - 1) * parameters * itemsize

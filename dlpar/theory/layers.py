@@ -30,7 +30,7 @@ BOUNDARY = "boundary after "
 """Prefix of the last layer on one side of a pipeline's boundary."""
 
 SHARED = "gradients of shared weights"
-"""Name of the traffic that belongs to no layer: sums of the gradients of weights that several ranks hold."""
+"""Name of the traffic outside layers: sums of the gradients of weights that several ranks hold."""
 
 Shape = tuple[int, ...]
 
@@ -54,7 +54,7 @@ class Layer(NamedTuple):
     tensors : tuple of Tensor
         Its weights in the order of the forward pass.
     flops : float
-        FLOPs of a sample that belong to no weight, forward and backward.
+        FLOPs of a sample without weights, forward and backward.
     """
 
     name: str
@@ -137,7 +137,7 @@ def _transformer(model: Model, context: int) -> list[Layer]:
     norm = _norm("norm", rows, width)
     attention = norm.tensors + 4 * _product(width, width, context)
     hidden = norm.tensors + _product(width, 4 * width, context) + _product(4 * width, width, context)
-    between_positions = 3 * 4 * context * width * context  # scores, and reading by them
+    between_positions = 3 * 4 * context * width * context  # scores, and the values weighted by them
     blocks = [
         Layer(f"block{i}", rows, attention + hidden, between_positions) for i in range(1, model.depth + 1)
     ]
@@ -150,7 +150,7 @@ class Exchange(NamedTuple):
     Attributes
     ----------
     layer : str
-        Layer of the collective; ``whole`` for outputs that are put together.
+        Layer of the collective; ``whole`` for outputs that are joined.
     collective : str
         A name of :func:`dlpar.theory.counts.closed_form`.
     elements : int
@@ -163,7 +163,7 @@ class Exchange(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Payload: messages, and their elements in total."""
+    """Payload: the number of messages, and of their elements in total."""
 
     messages: int
     elements: int
@@ -199,7 +199,7 @@ def exchanges(experiment: Experiment) -> list[Exchange]:
     cut = [place for place, layer in enumerate(rows) if layer.name.startswith(("linear", "conv", "output"))]
     found = []
     for number, place in enumerate(cut):
-        if number:  # by inputs: its output is added up; by outputs: the gradient of its input is
+        if number:  # cut by inputs: add up the output; cut by outputs: the gradient of the input
             summed = rows[place if number % 2 else place - 1]
             found.append(Exchange(rows[place].name, "ring", batch * prod(summed.output)))
     whole = [Exchange("whole", "ring_allgather", batch * prod(rows[-1].output))] if len(cut) % 2 else []
@@ -219,7 +219,8 @@ def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> l
 
 
 def transformer_layer_elements(batch: int, context: int, width: int, ranks: int) -> float:
-    """Return 8·b·s·h·(t-1)/t: elements each device sends in a step for a block (Narayanan et al., arXiv 2104.04473)."""
+    """Return 8·b·s·h·(t-1)/t: a device's sent elements in a step for a block (Narayanan et al., arXiv
+    2104.04473)."""
     return 8 * batch * context * width * (ranks - 1) / ranks
 
 
@@ -238,8 +239,8 @@ def redundant_pieces(
     weights      between steps            c·(i + 1)
     ===========  =======================  =============  =====================
 
-    A common neuron saves b elements and costs i + 1, its weights.  It can pay only where b > i + 1,
-    because every rank computes it.
+    A common neuron saves b elements and costs i + 1, its weights.  It pays off only if b > i + 1, because
+    every rank computes it.
 
     Parameters
     ----------
@@ -280,7 +281,7 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
     pipeline    `SHARED`     v·h by the first stage and by the last, which both have tied weights
     ==========  ===========  ==================================================================
 
-    A pipeline of cut layers has a form for transformers only, and none if it recomputes.
+    A pipeline of cut layers has a closed form for transformers only, and none with recomputation.
     """
     kind, ranks = experiment.split.kind, experiment.split.axes(experiment.workers)
     if kind == "spatial":
@@ -297,7 +298,7 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
 
 
 def boundary_elements(experiment: Experiment, layer: str) -> int:
-    """Return the elements sent over a pipeline's boundary behind a layer.
+    """Return the elements sent over a pipeline's boundary after a layer.
 
     The output goes forward, and as many gradients come back: each rank of a stage sends b·s·h each way (Narayanan
     et al., arXiv 2104.04473, section 4.1).
@@ -334,8 +335,8 @@ def halo(
     The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N samples
     and C channels, a piece has h = H / p_h rows and w = W / p_w columns.  An interior rank sends N C (2 r (h
     + w) + 4 r²) elements in 8 messages: r rows or columns along each edge, and a square of r × r across each
-    corner.  At the edge of the image there are fewer.  The backward pass sends as many, of the gradient
-    (Dryden et al., IPDPS 2019, arXiv 1903.06681).
+    corner.  A rank at the edge of the image sends fewer.  The backward pass sends as many elements of the
+    gradient (Dryden et al., IPDPS 2019, arXiv 1903.06681).
 
     Parameters
     ----------

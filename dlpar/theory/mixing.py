@@ -28,19 +28,19 @@ def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
     experiment : Experiment
         Its ``sync`` is gossip.
     curvature : float, default 0
-        h, if gradients are h x, as for one quadratic loss on all workers.  0: averaging alone.
+        h, if gradients are h x, as for one quadratic loss on all workers.  0: averaging without gradients.
 
     Returns
     -------
     float
-        From 0 (they agree after one step) to 1 (never).  With neighbours |λ₂| of the mixing
-        matrix; with push-sum that of the matrix of shares.  Peers drawn at random: the root of
-        the second eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which
-        for k distinct peers is (N - k - 1) / ((k + 1)(N - 1)).  Pairwise: the same for one
-        average of every active worker a step; on a busy machine averages take longer than steps.
-        One peer: the mean factor of a step of a cycle, 0 if N is a power of two.
-        Gradients multiply it by 1 - lr h where workers adapt, then combine; where they combine,
-        then adapt, they take lr h from each eigenvalue λ (Sayed 2014, sections 7.1 and 7.2).
+        From 0 (they agree after one step) to 1 (never).  With neighbours, |λ₂| of the mixing matrix; with
+        push-sum, |λ₂| of the matrix of shares.  With random peers, the root of the second eigenvalue of
+        E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which for k distinct peers is (N - k - 1) / ((k +
+        1)(N - 1)).  Pairwise, the same for one average of every active worker a step; on a busy machine
+        averages take longer than steps. With one peer, the mean factor of the steps of a cycle, 0 if N is a
+        power of two. If workers adapt and then combine, gradients multiply the factor by 1 - lr h.  If they
+        combine and then adapt, gradients subtract lr h from each eigenvalue λ (Sayed 2014, sections 7.1 and
+        7.2).
     """
     sync, n, moved = experiment.sync, experiment.workers, experiment.lr * curvature
     if n == 1:
@@ -64,7 +64,7 @@ def _cycle(n: int, moved: float) -> float:
 
 
 def _mixing(experiment: Experiment) -> float:
-    """Return the factor of averaging alone."""
+    """Return the factor of averaging without gradients."""
     sync, n, seed = experiment.sync, experiment.workers, experiment.seed
     if sync.exchange == "push_sum":
         return second_eigenvalue(pushing_matrix(receivers(sync, n, seed)))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Overlapped(NamedTuple):
-    """Ends of computing and of the last bucket's sending, in seconds from a common start."""
+    """End of computing, and end of the last bucket's sending, in seconds from a common start."""
 
     computed: float
     sent: float
@@ -16,7 +16,7 @@ class Overlapped(NamedTuple):
 def overlapped(
     ready: Sequence[float], taking: Sequence[float], computed: float, beside: float = 1.0
 ) -> Overlapped:
-    """Time a computation that produces buckets, and one progress thread that sends the buckets in order.
+    """Return the times of a computation that produces buckets, and of one thread that sends them in order.
 
     Bucket k begins when its gradients are ready and bucket k-1 has been sent,
 

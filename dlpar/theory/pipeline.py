@@ -15,9 +15,9 @@ BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the bubble: idle over ideal seconds of a batch.
+    """Return the bubble: idle seconds over ideal seconds of a batch.
 
-    A bubble of 0.25 makes a batch take 1.25 times as long as without one.
+    With a bubble of 0.25 a batch takes 1.25 times as long as without a bubble.
 
     ===============  =====================  ===========================================
     schedule         bubble                 source
@@ -37,7 +37,7 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     schedule : str
         One of :data:`BUBBLES`.
     stages, microbatches : int
-        p and m, from 1.
+        p and m, at least 1.
     chunks : int, default 1
         v, the parts of the model that each stage holds; above 1 with interleaved only.
 
@@ -73,16 +73,16 @@ def timeline(
     message: float = 0.0,
     recompute: float = 0.0,
 ) -> list[Bar]:
-    """Time the actions of equal stages under a schedule, in each stage's order.
+    """Return the times of equal stages' actions under a schedule, in each stage's order.
 
     Parameters
     ----------
     schedule : str
         One of :data:`dlpar.split.schedules.SCHEDULES`.
     stages, microbatches : int
-        From 1; for a schedule without a flush, `microbatches` is the number of steps.
+        At least 1; for a schedule without a flush, `microbatches` is the number of steps.
     chunks : int, default 1
-        Parts of the model each stage holds; above 1 with interleaved only.
+        Parts of the model that each stage holds; above 1 with interleaved only.
     forward, backward : float, default 1 and 2
         Seconds of a micro-batch on a stage, all its chunks together.
     weight : float, optional
@@ -91,7 +91,7 @@ def timeline(
         Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
     recompute : float, default 0
         Seconds in which a stage recomputes a micro-batch's activations before the backward pass: bars of
-        kind R.  Recomputation needs nothing from another stage.
+        kind R.  Recomputation needs no message from another stage.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def timeline(
 
 
 class Stuck(ValueError):
-    """No stage can go on: each one's next action waits for one that comes later.
+    """A deadlock of stages: the next action of each stage waits for an action that comes later.
 
     Attributes
     ----------
@@ -131,12 +131,12 @@ def timed(
     chunks: int = 1,
     message: float = 0.0,
 ) -> list[Bar]:
-    """Time any schedule on any stages, given as the list of actions of each stage; see :func:`timeline`.
+    """Return the times of any schedule on any stages, given each stage's actions; see :func:`timeline`.
 
     Parameters
     ----------
     lists : sequence of sequence of Action
-        One for each stage.
+        One list for each stage.
     seconds : mapping of str to sequence of float
         For each kind of action (and for R, if activations are recomputed), seconds of a micro-batch on each stage,
         all its chunks together.
@@ -157,7 +157,7 @@ def timed(
                 needed = _needed(action, action.chunk * stages + stage, last)
                 if needed is not None and needed not in ended:
                     waits[stage] = done[stage], action, needed[1] % stages
-                    break  # until another stage has done that
+                    break  # until another stage has done this action
                 again = seconds["R"][stage] / chunks if action.kind == "B" and "R" in seconds else 0.0
                 if again:
                     bars.append(Bar(stage, *action._replace(kind="R"), clocks[stage], clocks[stage] + again))
@@ -175,7 +175,7 @@ def timed(
 
 
 def idle_share(bars: Iterable[Bar]) -> float:
-    """Return the bubble of a timeline, ideal or measured: idle over computing seconds of all stages.
+    """Return the bubble of an ideal or measured timeline: idle over computing seconds of all stages.
 
     The window is from the first start to the last end of any stage.
     With equal stages the result equals :func:`bubble`.

@@ -69,7 +69,7 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
     Parameters
     ----------
     first, second : mapping of int to float
-        Workers -> samples/s.
+        Samples a second by number of workers.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def expected_slowest(workers: int, timing: Timing) -> float:
     Parameters
     ----------
     workers : int
-        N, from 1.
+        N, at least 1.
     timing : Timing
         Distribution of computing times; equal and independent for all workers.
 

@@ -20,17 +20,17 @@ class Servers:
     Parameters
     ----------
     workers, servers : int
-        N and S, from 1.
+        N and S, at least 1.
     nbytes : float
         Bytes of the whole gradient, as sent.
     link : Link
-        Every rank's.
+        Link of every rank.
     answer : float, optional
         Bytes of the whole weights, as sent; default: `nbytes`.
     serving : float, default 0
-        Seconds a server computes for each push.
+        Seconds that a server computes for each push.
     eager : float, default 65536
-        Bytes up to which a rank sends on before a message has left.
+        Bytes up to which a rank continues before its message has left.
 
     Raises
     ------
@@ -61,7 +61,8 @@ class Servers:
         Parameters
         ----------
         colocated : bool, default False
-            Whether each server shares a worker's port.  This worker's own shard needs no network: N - 1 instead of N.
+            Whether each server shares a worker's port.  This worker's own shard needs no network, so N - 1
+            replaces N.
 
         Raises
         ------
@@ -113,7 +114,7 @@ class Servers:
         and N pushes: asynchronous workers saturate a server, too.
 
         Source: the asymptotic bounds of a closed queueing network; Lazowska et al.,
-        "Quantitative System Performance" (1984), section 5.2.  Exact for equal workers of
+        "Quantitative System Performance" (1984), section 5.2.  The result is exact for equal workers of
         constant speed and one server.
 
         Parameters

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 PACKET_HEAD = 40
-"""Bytes before the weights in an answer: five whole numbers."""
+"""Bytes of an answer's head, five whole numbers before the weights."""
 
 LOSS_AND_COUNT = 2
-"""Numbers that are sent to the driver with a gradient."""
+"""Number of values that are sent to the driver with a gradient."""
 
 EXACT, ABOVE, BELOW, ESTIMATE = "exact", "upper bound", "lower bound", "estimate"
 
@@ -42,7 +42,7 @@ class PredictedStep(NamedTuple):
     Attributes
     ----------
     seconds : float
-        From one global step to the next; if workers run free, the time of N worker-steps.
+        Seconds from one global step to the next; if workers run free, the time of N worker-steps.
     compute : float
         Part of these seconds in which a worker computes; otherwise it sends, receives or waits.
     kind : str
@@ -78,29 +78,31 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     ================  ============================================  =======================================
 
     Communication counts as far as the backward pass does not hide it
-    (:func:`~dlpar.theory.overlap.overlapped`).  A form is not exact in these cases:
+    (:func:`~dlpar.theory.overlap.overlapped`).  A form is not exact in the following cases:
 
-    - Workers differ: all are assumed to begin an exchange with the slowest, an upper bound.
-    - The number of ranks in a tree or in halving and doubling is no power of two: an upper bound.
-    - A driver: workers that have the weights first begin the next step first, an upper bound.
-    - Several servers: a worker may queue at one while another is idle, a lower bound.
-    - Several neighbours, at different distances of each worker: some queue at a port, a lower bound.
-    - A ring or servers, and nodes of several workers: the busiest link or port sets the pace, an estimate.
-    - Real ranks share cores and are disturbed: an estimate.
+    - Workers differ: an upper bound, which assumes that all begin an exchange with the slowest.
+    - The number of ranks in a tree or in halving and doubling is not a power of two: an upper bound.
+    - A driver: an upper bound, because workers that get the weights first begin the next step first.
+    - Several servers: a lower bound, because a worker may queue at one server while another is idle.
+    - Several neighbours at different distances: a lower bound, because some messages queue at a port.
+    - A ring or servers, and nodes of several workers: an estimate by the busiest link or port.
+    - Real ranks, which share cores and are disturbed: an estimate.
 
     Parameters
     ----------
     experiment : Experiment
-        Its cluster names the platform; the platform of the real world is this machine, if calibrated.
+        The experiment, whose cluster names the platform.  In the real world the platform is this machine, if
+        calibrated.
 
     Returns
     -------
     PredictedStep or None
-        None without a platform to base it on, or without a closed form: a scheme of your own, pairwise
-        averages, compression, uneven shards, ZeRO, a model on several ranks, times
-        that vary from step to step, nodes of several ranks (but for a ring and for servers), free-running
-        workers of unequal speed, workers with unequal numbers of neighbours, groups of workers, separate
-        pulls, pushes beside the backward pass, backup workers, or servers on the nodes of workers.
+        None without a platform, or without a closed form.  There is no closed form for your own schemes,
+        pairwise averages, compression, uneven shards, ZeRO, or a model on several ranks.  There is none if
+        times vary from step to step, for nodes of several ranks (except with a ring or servers), or for
+        free-running workers of unequal speed.  There is none if workers have unequal numbers of neighbours,
+        for groups of workers, separate pulls, pushes during the backward pass, backup workers, or servers on
+        the nodes of workers.
 
     Examples
     --------
@@ -139,23 +141,23 @@ class Costs:
     model : Sizes or Workload
         Parameters and FLOPs of the model.
     flops : float
-        FLOP/s a device sustains.
+        FLOP/s that a device sustains.
     eager : float
         Largest message (bytes) for which a sender does not wait for its receiver.
     inside, between : Link
-        Links inside and between nodes; narrower if a small model stands in for a larger one.
+        Links inside and between nodes, with less bandwidth if a small model stands in for a larger one.
     link : Link
         The slowest link in use: between nodes, if there are several.
     is_crowded : bool
         Whether there are several nodes, and some have several ranks.
     crowd : int
-        Most ranks that share a port to other nodes.
+        Maximal number of ranks that share a port to other nodes.
     training, work : list of float
-        Seconds of each worker: of forward and backward pass, and of all work before an exchange.
+        Seconds of each worker: for forward and backward pass, and for all work before an exchange.
     differ : bool
         Whether some workers take longer than others.
     is_steady : bool
-        Whether every step takes a worker equally long.
+        Whether all steps of a worker take equally long.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -187,7 +189,7 @@ class Costs:
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean seconds of a computation, on `rank` or on a rank that is no straggler."""
+        """Return the mean seconds of a computation, on `rank` or on a rank that is not a straggler."""
         return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
 
     def overhead(self, rank: int) -> float:
@@ -205,7 +207,7 @@ class Costs:
     def ring(self, members: range, elements: int) -> float:
         """Return the seconds of a ring all-reduce.
 
-        Slow links set the pace with their bytes, or all links with their latencies.
+        Either the bytes of the slow links set the pace, or the latencies of all links.
         """
         n, rounds = len(members), 2 * (len(members) - 1)
         if n == 1:
@@ -215,7 +217,7 @@ class Costs:
         hops = [self.hop(member, members[i - 1]) for i, member in enumerate(members)]
         busiest = max(nbytes / link.bandwidth for link in hops)
         taking = [link.seconds(nbytes) for link in hops]
-        last = max(taking) if nbytes > self.eager else busiest  # short messages are sent ahead
+        last = max(taking) if nbytes > self.eager else busiest  # short messages do not wait for receivers
         return max(rounds * sum(taking) / n, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
 
     def step(self, exchange: float, flops: float, kind: str) -> PredictedStep:
@@ -230,15 +232,16 @@ class Costs:
     def beside(self) -> float:
         """Return the FLOPs of a worker's updates between two exchanges, without its gradients.
 
-        After each gradient a worker updates its own weights.  Then it sends the change, and takes the common result.
+        After each gradient a worker updates its own weights.  Then the worker sends the change, and takes the
+        common result.
         """
         is_averaging = self.experiment.averaging.method != "none"
         return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
 
     def prediction(self, seconds: float, beside: float, kind: str) -> PredictedStep:
-        """Predict a step of some seconds, in which a worker computes `beside` seconds for the exchange.
+        """Predict a step of given seconds, in which a worker also computes `beside` seconds for the exchange.
 
-        `kind` is the kind of the form for equal, undisturbed workers.
+        `kind` holds for equal, undisturbed workers.
         """
         of_form = kind if len(self.work) > 1 else EXACT
         is_real = self.experiment.cluster.world == "real"
@@ -296,7 +299,7 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     between_groups = costs.ring(range(0, n, group), elements)
     if group == 1:
         return between_groups
-    # Workers answered first send first: in the long run the root acts as a parameter server.
+    # Workers that are answered first send first, so in the long run the root acts as a parameter server.
     root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
     return between_groups + root.step_seconds()
 
@@ -359,7 +362,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     If workers have neighbours at different distances, some messages queue at a port: the time is then up to
     a + (2 degree - 1) b.  Old weights are sent while the gradient is computed.
 
-    Source: Lian et al. (arXiv 1705.09056), table 1: the busiest node's communication is its degree.
+    Source: Lian et al. (arXiv 1705.09056), table 1: the communication of the busiest node is its degree.
     """
     experiment, sync, n = costs.experiment, costs.experiment.sync, costs.model.parameters
     if experiment.sync.runs_free or costs.is_crowded:
@@ -377,7 +380,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
         degree = min(sync.peers, workers - 1)
         mixing, kind = degree + 1, EXACT
     exchange = incast(degree, costs.link, costs.bytes(n))
-    if sync.has_graph and kind == EXACT:  # the message that a worker takes first comes last
+    if sync.has_graph and kind == EXACT:  # the message that a worker takes first arrives last
         exchange += max(0, degree - 1) * costs.link.overhead
     adapting = 10 if is_directed else 5  # FLOPs a weight: sketch, scale the gradient, update
     flops = (adapting + mixing) * n

@@ -10,7 +10,7 @@ import math
 from math import comb
 
 DAY = 86_400.0
-"""Seconds."""
+"""Seconds of a day."""
 
 
 def young_interval(snapshot: float, mtbf: float) -> float:
@@ -47,8 +47,8 @@ def daly_interval(snapshot: float, mtbf: float) -> float:
 def best_interval(snapshot: float, mtbf: float) -> float:
     """Return the interval with the highest :func:`goodput`: M (1 + W(-exp(-δ/M - 1))), with Lambert's W.
 
-    There the derivative of the exact form is 0; R does not change the optimum.  Source: follows from Daly (2006).
-    Parameters and result as of :func:`young_interval`.
+    At this interval the derivative of the exact form is 0; R does not change the optimum.  Source: follows
+    from Daly (2006). Parameters and result as of :func:`young_interval`.
     """
     from scipy.special import lambertw
 
@@ -61,7 +61,7 @@ def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0
 
     Failures also occur while a snapshot is written or the job recovers; the recovery then starts again.
 
-    Source: Daly (2006), his time of a whole run applied to one interval.
+    Source: Daly (2006), with the time of a whole run applied to one interval.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0
     snapshot, mtbf : float
         δ and M, as of :func:`young_interval`; here δ may be 0.
     recovery : float, default 0
-        R, seconds from a failure until training goes on: to detect it, to start again and to load a snapshot.
+        R, seconds from a failure until training continues: for detection, restart and loading a snapshot.
 
     Returns
     -------
@@ -131,9 +131,9 @@ def copies_lost(nodes: int, copies: int, failed: int, placement: str = "group") 
     if not alive:
         return 1.0
     some = range(failed // copies + 1)
-    if placement == "group":  # sets that leave a node of each group alive
+    if placement == "group":  # sets of failures that leave a node of each group alive
         kept = sum((-1) ** j * comb(nodes // copies, j) * comb(nodes - j * copies, alive) for j in some)
-    else:  # sets without m neighbours in a row: gaps below m between those alive, turned round the ring
+    else:  # sets without m neighbours in a row: gaps below m between live nodes, in each rotation
         gaps = sum((-1) ** j * comb(alive, j) * comb(nodes - j * copies - 1, alive - 1) for j in some)
         kept = nodes * gaps // alive
     return (comb(nodes, failed) - kept) / comb(nodes, failed)
