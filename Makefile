@@ -48,12 +48,14 @@ RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(TIED)
 # JupyterLab as a lab wants it: on loopback only, and nothing that asks another machine for news or updates.
 # The set-up also takes out the part that would ask each newcomer whether she wants such news.
 NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
-# What nbgrader and its dependencies would add to every JupyterLab; grading needs none of it.
-GRADING_PARTS = @jupyter/nbgrader @jupyter-notebook/lab-extension
+# What nbgrader and its dependencies would add to every JupyterLab; grading needs none of it. These parts are
+# removed, because a page loads the script of an extension that is only disabled, too.
+GRADING_PARTS = $(addprefix $(VENV)/share/jupyter/labextensions/,@jupyter/nbgrader @jupyter-notebook)
 GRADING_SERVERS = notebook \
     $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
 # Names of labs in the side bar are not cut: labs/.jupyter hides the column beside them. It also turns off subshells for
 # widgets: each reload of a page leaves one in the kernel, a thread and six files, and dlpar's widgets need none.
+# Nothing looks whether JupyterLab could be built: that takes a second of each first page.
 # It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
 	@$(RUN) dlpar.cli release release --own $(OWN)
@@ -224,7 +226,7 @@ $(STAMP): pyproject.toml
 	  || $(PIP_INSTALL) -e '.[lab,test,hub,grading]' \
 	  || { echo "The packages could not be installed; the lines above say why." >&2; exit 1; }
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(NEWS_QUESTION) >/dev/null 2>&1 || true
-	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(GRADING_PARTS) >/dev/null 2>&1 || true
+	@rm -rf $(GRADING_PARTS)
 	@$(PY) -m jupyter_server.extension.serverextension disable --sys-prefix $(GRADING_SERVERS) >/dev/null 2>&1 || true
 	@$(HUB_PROXY) || echo "JupyterHub's proxy could not be installed: npm says why above, or Node.js 20 or later" \
 	  "with npm is missing. Everything works but \`make hub\`; its tests are skipped."
