@@ -1,4 +1,4 @@
-"""The course: each lab's table of runs, the exercises and their judge, the map of labs, and the terms."""
+"""The course: tables of each lab's runs, the exercises and their judge, the map of labs, and the terms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The labs as a course: a map, questions about the prerequisites of each lab, and terms.
 
-Terms are in English and Chinese. Chinese articles describe the same systems, and a student who reads both needs
-one name for each thing.
+Terms are in English and Chinese. Chinese articles describe the same systems, so a student who reads both
+languages needs the same terms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ HERE = Path(__file__).parent
 class Lab(NamedTuple):
     """One lab; `core`: part of a short course.
 
-    `asks` are questions about its prerequisites, `needs`: question, choices, which of them is right, and why.
+    `asks` are questions about the prerequisites, `needs`.  Each has a question, choices, the right choice,
+    and a reason.
     """
 
     number: str
@@ -55,7 +56,7 @@ def labs() -> dict[str, Lab]:
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
-    """A table for a notebook; cells are HTML, and the first of a row is its head."""
+    """Return a table for a notebook; cells are HTML, and the first cell of a row is its head."""
     from IPython.display import HTML
 
     left = 'style="text-align:left;white-space:normal"'
@@ -67,7 +68,7 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> HTML:
-    """Show the settings of experiments that are not defaults: shared settings above, different ones in rows."""
+    """Show experiments' settings that are not defaults: shared settings above, different settings in rows."""
     named = experiments if isinstance(experiments, Mapping) else dict(zip(labels(experiments), experiments))
     flat = [flatten(each) for each in named.values()]
     fields = ["sync.scheme", *(f for each in named.values() for f in flatten(each, exclude_defaults=True))]
@@ -78,7 +79,7 @@ def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> H
 
 
 def course() -> HTML:
-    """Show the labs as a table: minutes, prerequisites, content, and the number of predictions revealed to you."""
+    """Show the labs as a table: minutes, prerequisites, content, and your number of revealed predictions."""
     revealed = Counter(key.partition("-")[0] for key in entries())
     means = "part of the short course"
     star = f' <span title="{means}" aria-label="{means}">★</span>'
@@ -93,12 +94,12 @@ def course() -> HTML:
 
 
 class SelfTest(Page):
-    """Ask a few questions about a lab's prerequisites; the page checks each answer at once and stores none.
+    """Ask a few questions about a lab's prerequisites; the page checks each answer, and stores nothing.
 
     Parameters
     ----------
     lab : str
-        Such as ``"03"``.
+        Number of the lab, such as ``"03"``.
 
     Raises
     ------
@@ -122,7 +123,7 @@ self_test = SelfTest
 
 
 class Term(NamedTuple):
-    """One entry; a word that is also `everyday` language is explained only where a text emphasises it."""
+    """A term; a word that is also `everyday` language is explained only where a text emphasises it."""
 
     name: str
     zh: str
@@ -134,7 +135,7 @@ class Term(NamedTuple):
 class Tooltips(anywidget.AnyWidget):
     """Underline each term at its first use with dots, and explain it on hover, tap or focus.
 
-    The page does everything; it does not ask the kernel again.
+    The page does all this without the kernel.
     """
 
     _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))
@@ -149,7 +150,7 @@ def terms() -> dict[str, Term]:
 
 
 def tooltips() -> Tooltips:
-    """Explain terms in this notebook's text and panels; shown near its top."""
+    """Explain terms in this notebook's text and panels; call it near the top."""
     return Tooltips(terms=[entry._asdict() for entry in terms().values()])
 
 

@@ -1,7 +1,7 @@
-"""Judge of exercises: runs a student's function, names the first difference, and gives one more hint each time.
+"""Judge of exercises: run a student's function, name the first difference, and give one more hint each time.
 
-:func:`check` compares returned values, :func:`judge_on_ranks` what a function leaves on simulated and real ranks.
-An exercise (:mod:`dlpar.course.exercises`) adds its reference, cases and messages.
+:func:`check` compares returned values.  :func:`judge_on_ranks` compares the results on simulated and real
+ranks. An exercise (:mod:`dlpar.course.exercises`) adds its reference, cases and messages.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 GRADED = "DLPAR_GRADED"
-"""Environment variable: if it is set, inputs are random and secret, and nothing runs on real ranks."""
+"""Environment variable that makes inputs random and secret, and excludes real ranks."""
 
 PACKAGE = str(Path(__file__).parents[1])
-"""Folder of the code that is not a student's."""
+"""Folder of dlpar's code, as opposed to a student's."""
 
 LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
@@ -111,8 +111,8 @@ def check(
         returns None where something is expected counts as not written yet.
     cases : iterable of (arguments, expected)
         Arguments as a tuple, or as a mapping of names that the message repeats (``{"rank": 2, "step": 0}``).
-        `expected` is a number, text, array or tensor, or a list, tuple or mapping of these.  A case is taken
-        when all before it are right.
+        `expected` is a number, text, array or tensor, or a list, tuple or mapping of these.  A case is tried
+        only if all cases before it are right.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
     tolerance : float
@@ -176,7 +176,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
     try:
         mine, right = np.asarray(got), np.asarray(expected)
         numbers = mine.dtype.kind in "biufc" and right.dtype.kind in "biufc"
-    except (TypeError, ValueError, RuntimeError):  # ragged
+    except (TypeError, ValueError, RuntimeError):  # rows of unequal length
         numbers = False
     if not numbers:
         try:
@@ -241,8 +241,8 @@ def judge_on_ranks(
 ) -> Verdict:
     """Run ``program(comm, student, *arguments)`` on simulated ranks, then on the last number of real ones.
 
-    Simulated ranks do the same in every try.  If all wait for each other, the message names the line of each rank.
-    Results are compared here and not on the ranks, because a student's code may change anything there.
+    Simulated ranks do the same in every trial.  If all wait for each other, the message names the line of
+    each rank. Results are compared here, not on the ranks, where a student's code may change anything.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def judge_on_ranks(
 
 
 def listed(items: Sequence[Any]) -> str:
-    """``2, 3 and 4``."""
+    """Return numbers as a list in words: ``2, 3 and 4``."""
     *first, last = map(str, items)
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -389,7 +389,7 @@ def check_on_ranks(
     expected : callable
         Maps the list of all ranks' tensors to the list of tensors that ranks must hold afterwards.
     workers : sequence of int
-        Numbers of simulated ranks to try; the last number is that of the real ones.
+        Numbers of simulated ranks to try; the last is also the number of real ranks.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
     timeout : float
@@ -397,7 +397,7 @@ def check_on_ranks(
     like : str, optional
         A collective of :func:`dlpar.theory.counts.closed_form`; the function must send its messages and bytes.
     at_least : str, optional
-        A collective; fewer messages or bytes than its own cannot solve the exercise.
+        A collective; an answer with fewer messages or bytes cannot be right.
 
     Returns
     -------
@@ -432,6 +432,6 @@ def _input(ranks: int, rank: int, length: int) -> torch.Tensor:
     import torch
 
     if draw := secret("input", ranks, rank, length):
-        # Of one order of magnitude, so that no order of operations rounds by more than is tolerated.
+        # One order of magnitude, so that no order of operations rounds by more than the tolerance.
         return torch.from_numpy(draw.integers(500, 1500, length)).float()
     return (rank + 1) * torch.arange(1.0, length + 1)

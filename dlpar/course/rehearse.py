@@ -1,8 +1,8 @@
-"""Rehearsal of labs: runs each preset before a class does, and checks that it shows what the lab says.
+"""Rehearsal of labs: run each preset before a class does, and check that it shows what the lab says.
 
     rows of the labs ─► rehearse ─► a Result for each row ─► `dlpar rehearse` prints a line
 
-A row (:class:`Row`) names experiments, the belief they test, and a check of what their runs must show.
+A row (:class:`Row`) names experiments, the belief that they test, and a check of their runs.
 The tables of rows are in :mod:`dlpar.course.labs`; notebooks run the same experiments.
 """
 
@@ -21,14 +21,14 @@ from dlpar.systems.record import apart
 from dlpar.worlds.simulated.failures import FailingJob
 
 LIMIT = 90.0
-"""Seconds after which a row is given up. A whole lab should need half as long."""
+"""Seconds after which a row is given up; a whole lab should need half as long."""
 
 Shown = tuple[bool, str]
-"""Whether runs show what they must, and a sentence with their figures."""
+"""Whether runs show the expected result, and a sentence with their figures."""
 
 
 class Row(NamedTuple):
-    """One preset of a lab and what it must show.
+    """One preset of a lab and the result that it must show.
 
     Attributes
     ----------
@@ -65,15 +65,15 @@ class Result(NamedTuple):
     lab : str
         ``00`` to ``10``.
     preset, belief : str
-        Of the row.
+        Name of the row's preset, and its belief.
     world : str
         Worlds that were used, or ``computed``.
     seconds : float
-        On the wall clock.
+        Seconds on the wall clock.
     held : bool
-        Whether the runs show what they must.
+        Whether the runs show the expected result.
     said : str
-        The figures, or the reason of a failure.
+        The figures, or the reason for a failure.
     """
 
     lab: str
@@ -88,16 +88,16 @@ class Result(NamedTuple):
 def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 0) -> Iterator[Result]:
     """Try rows one after the other; a failure of one does not stop the others.
 
-    Jobs at work end with the row that they belong to, also when it is interrupted.
+    Running jobs end with their row, even if it is interrupted.
 
     Parameters
     ----------
     rows : iterable of (str, Row)
-        Each with the number of its lab.
+        Rows, each with the number of its lab.
     limit : float
         Seconds for one row.
     seed : int
-        Added to every experiment's seed.
+        Number that is added to every experiment's seed.
     """
     for lab, own in groupby(rows, key=lambda each: each[0]):
         lab_runs = LabRuns(seed)
@@ -136,7 +136,7 @@ class LabRuns:
     def run(self, asked: Any) -> Any:
         """Return finished runs of experiments, or times of collectives, in the form of the request.
 
-        Any other preset has measured a fact itself, on this machine.
+        Any other preset returns a fact that it has measured on this machine.
 
         Raises
         ------
@@ -216,11 +216,11 @@ def measured(
     measure : callable
         Maps a run to its measure.
     holds : callable
-        Maps the values of all runs to whether they show what they must.
+        Maps the values of all runs to whether they show the expected result.
     said : str
         Format of the sentence, with a place for each value.
     relative : bool, default False
-        Divide values by the first run's, which is left out.
+        Divide values by the first run's value, which is then left out.
     """
 
     def shows(runs: Any) -> Shown:

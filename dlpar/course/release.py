@@ -1,16 +1,16 @@
-"""Labs for students: the version without solutions, and each student's own copy.
+"""Labs for students: a version without solutions, and each student's own copy.
 
 ``dlpar release RELEASE --labs LABS --own OWN`` makes or updates the students' version of LABS in RELEASE, then a
 student's copy in OWN.  If nothing has changed, this takes a moment.
 
-An update never overwrites what a student has changed.  For every file of the labs:
+An update never overwrites a student's changes.  For every file of the labs:
 
-    she has none                      it is copied (to get a fresh lab, delete or rename the old one)
+    she has no copy                   it is copied (to get a fresh lab, delete or rename the old one)
     she has it as it was delivered    it is replaced by the new version
     she has changed it                hers stays; a new version arrives beside it as ``NAME (new).ipynb``,
                                       once, and the same rules hold for that file
 
-Running a notebook changes the file, because its results are hers too.
+Running a notebook changes the file, because its results are also hers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 STUB = "raise NotImplementedError"
-"""Replaces a solution; :func:`dlpar.lab.check` and its kin call a function that raises this "to do"."""
+"""Code that replaces a solution; checks report "to do" for a function that raises this error."""
 
 CLEAR = {"code_stub": {"python": STUB}}
 """Settings of nbgrader's ClearSolutions."""
@@ -142,7 +142,7 @@ def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> Pat
     place = name
     while (before := delivered.get(str(place))) != digest:
         if not (own / place).exists() or _digest(own / place) in (before, digest):
-            return place  # nothing there is hers
+            return place  # the folder has no file of hers
         place = place.with_name(f"{place.stem} (new){place.suffix}")
     return None
 

@@ -1,6 +1,6 @@
 """Exercises: the students' version of the labs, and grading of their answers; see README.md.
 
-labs (masters) ──► release ──► a student's own copy ──┐ her answers, nothing else of her notebook
+labs (masters) ──► release ──► a student's own copy ──┐ only her answers
               └── checks with hidden tests ───────────┴► grade ──► box: a judge isolated with one answer
                                                            └─► nbgrader: points and feedback
 """
@@ -11,7 +11,7 @@ PACKAGE = str(Path(__file__).parents[2])
 """Folder of dlpar itself."""
 
 LENT = "BOX_LENT"
-"""Environment variable of a judge: source that runs before an answer."""
+"""Environment variable of a judge, with the source that runs before an answer."""
 
 ACCOUNT = "BOX_ACCOUNT"
-"""Environment variable of a judge in a box: user and group ids of the judge and the answer."""
+"""Environment variable of a judge in a box, with user and group ids of the judge and the answer."""

@@ -1,4 +1,4 @@
-"""Box for judging one answer: only Python, a separate account, no network, and limits.
+"""Box in which one answer is judged: only Python, a separate account, no network, and limits.
 
 A box needs Linux and root, for namespaces of processes, network, mounts and shared memory.  Its files are a few
 read-only folders of this machine: Python, the system's libraries and dlpar.  There are no labs, no submissions and no
@@ -21,10 +21,10 @@ from dlpar.classroom.grading import ACCOUNT, LENT, PACKAGE
 from dlpar.course.judge import GRADED
 
 START = 120.0
-"""Seconds in which a judge must start on a busy machine, and seconds in which it must end."""
+"""Seconds within which a judge must start on a busy machine, and seconds within which it must end."""
 
 FILE_SIZE = 2**28
-"""Bytes of a file."""
+"""Maximal bytes of a file."""
 
 JUDGE = "from dlpar.classroom.grading.cells import main; main()"
 
@@ -45,8 +45,8 @@ class Box:
     Attributes
     ----------
     account : str or None
-        Unix account in which answers run.  None: the account that grades, with its files and its network; only
-        time, memory and processes left behind are limited.
+        Unix account in which answers run.  None: the grading account, with its files and its network; only
+        time, memory and left-over processes are limited.
     seconds : float
         Time limit of all calls of an answer's functions.
     memory : float

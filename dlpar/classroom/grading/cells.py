@@ -1,8 +1,9 @@
 """Cells: processes in which an answer runs, one for each rank, so that ranks are isolated from each other.
 
-A *nursery* forks them.  It has loaded Python's packages and what the exercise lends, and it never reads a check, an
-input or an answer.  In a box, a cell sees no dlpar, no network, no process but its own and no file that it can write.
-Its communicator puts every call to the judge, who carries the messages and counts them.
+A *nursery* forks the cells.  It has loaded Python's packages and the code that the exercise lends.  It never
+reads a check, an input or an answer.  In a box, a cell sees no dlpar, no network, no other process and no
+file that it can write. Its communicator passes every call to the judge, which carries the messages and counts
+them.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ MOUNTS, IPC, PROCESSES, NETWORK = 0x00020000, 0x08000000, 0x20000000, 0x40000000
 READ_ONLY = 1
 
 TOLD = 3_000
-"""Characters of a traceback, at most."""
+"""Maximal characters of a traceback."""
 
 
 def run(source: str, file: str, space: dict[str, Any]) -> None:
-    """Run source among the names of `space`; tracebacks quote its lines under the name `file`."""
+    """Run source with the names of `space`; tracebacks quote its lines under the name `file`."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), space)
 
@@ -84,7 +85,7 @@ def open_nursery() -> socket.socket:
     ours.close()
     adopt_orphans()
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # they carry the trial and the verdict, for the judge alone
+    for number in range(3):  # they carry the trial and the verdict, only for the judge
         os.dup2(nothing, number)
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)
@@ -134,7 +135,7 @@ def _holes() -> list[str]:
 
 
 def packed(message: Any) -> bytes:
-    """Return a cell's message for the judge, who reads data only."""
+    """Return a cell's message for the judge, which reads only data."""
     body = io.BytesIO()
     torch.save(message, body)
     return body.getvalue()
@@ -170,7 +171,7 @@ class CellComm:
     Attributes
     ----------
     judge : Connection
-        Connection of this process to the judge, who receives each call.
+        Connection of this process to the judge, which receives each call.
     """
 
     judge: Connection

@@ -1,9 +1,9 @@
-"""Grading of exercises: judges answers side by side, and keeps points and feedback in nbgrader's course.
+"""Grading of exercises: judge answers in parallel, and keep points and feedback in nbgrader's course.
 
-A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her answer
-is read from it, and is put into the teacher's exercise.  Its cells carry nbgrader's metadata.  A *solution* cell holds
-an answer.  A *grade* cell checks the answers above it and binds the verdict to ``solved``.  Any other *locked* cell
-gives code that both may use.
+A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her
+answer is read from it, and put into the teacher's exercise.  The cells of the exercise carry nbgrader's
+metadata.  A *solution* cell holds an answer.  A *grade* cell checks the answers above it and binds the
+verdict to ``solved``.  Any other *locked* cell gives code that both may use.
 
 nbgrader keeps the gradebook, adds points and writes feedback.  It runs nothing: in its course, verdicts are the
 output of the checks.  A check earns all its points if the answer solves it, and otherwise none.
@@ -43,7 +43,7 @@ from dlpar.config.paths import open_plain
 from dlpar.course.release import CLEAR
 from dlpar.jobs.processes import descendants, kill
 
-warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's, about its queries
+warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's warnings about its queries
 
 IMPORTS = "imports"
 """Grade id of the cell that holds every import of the lab."""
@@ -55,24 +55,24 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 """Form of a student's name, which becomes the name of a folder."""
 
 LARGEST = 50_000_000
-"""Most bytes of a notebook; results of a lab take a few millions."""
+"""Maximal bytes of a notebook; results of a lab take a few million bytes."""
 
 LONGEST = 100_000
-"""Most characters of an answer."""
+"""Maximal characters of an answer."""
 
 
 Verdict = dict[str, Any]
 """``solved`` and ``said``, from :meth:`Box.judge`."""
 
 ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
-"""Scripts for formulas that nbgrader's page would load from another machine."""
+"""Scripts for formulas, which nbgrader's page would load from another machine."""
 
 
 # ---- an exercise, and its answers ---------------------------------------------------
 
 
 class Unreadable(Exception):
-    """A notebook is missing, damaged or not the student's own; the message is one sentence."""
+    """A notebook that is missing, damaged or not the student's own; the message is one sentence."""
 
 
 def role(cell: NotebookNode) -> str | None:
@@ -121,15 +121,16 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
     Parameters
     ----------
     blank : NotebookNode
-        An exercise without solution; its functions are the requested ones.
+        An exercise without its solution; it names the requested functions.
     answer : str
         A student's answer.
 
     Returns
     -------
     dict
-        ``given``: what runs before the check; ``lent``: what runs before the answer, given code and imports that are
-        not of dlpar, or that the exercise's own cells make; ``answer``, ``names`` and ``check``.
+        ``given``: code that runs before the check; ``lent``: code that runs before the answer; ``answer``,
+        ``names`` and ``check``.  Lent are given code, imports from outside dlpar, and imports of the
+        exercise's own cells.
     """
     imports, *given = [cell.source for cell in blank.cells if role(cell) == "given"]
     asked = part(blank, "answer").source
@@ -141,7 +142,7 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
 
 
 def students(where: str) -> list[str]:
-    """List the students who have handed in.
+    """List the students who have handed in notebooks.
 
     Parameters
     ----------
@@ -240,8 +241,8 @@ class Course:
     Parameters
     ----------
     folder : Path
-        Made if missing.  Below it: ``source``, ``release``, ``autograded``, ``feedback``, each as nbgrader has it,
-        ``gradebook.db`` and ``grades.csv``.
+        Made if missing.  It holds ``source``, ``release``, ``autograded`` and ``feedback`` in nbgrader's
+        form, ``gradebook.db`` and ``grades.csv``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -251,7 +252,7 @@ class Course:
         course = {"root": str(self.folder), "db_url": f"sqlite:///{self.folder / 'gradebook.db'}"}
         config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
         self.nbgrader = NbGraderAPI(config=config)
-        # nbgrader calls alembic by its name, and sudo leaves this environment out of the PATH.
+        # nbgrader calls alembic by its name, but sudo removes this environment from the PATH.
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
     @contextmanager
@@ -270,12 +271,13 @@ class Course:
         Returns
         -------
         dict
-            By the lab's name, its exercise without solution, with hidden tests; labs without one are left out.
+            Exercises by the lab's name, without solution but with hidden tests; labs without an exercise are
+            omitted.
 
         Raises
         ------
         CannotGrade
-            If a lab cannot be read, an exercise has not one answer and one check, or nbgrader fails.
+            If a lab cannot be read, an exercise does not have one answer and one check, or nbgrader fails.
         """
         labs = {}
         for master in masters:
@@ -369,7 +371,7 @@ def grade(
         Exercises, from :meth:`Course.take`.
     box : Box
     at_a_time : int
-        Number of answers; 1 if answers are not isolated, because processes left behind cannot be distinguished.
+        Number of answers; 1 if answers are not isolated, because left-over processes cannot be distinguished.
 
     Yields
     ------
@@ -379,7 +381,8 @@ def grade(
     Raises
     ------
     CannotGrade
-        If an answer cannot be judged through no fault of its own, or nbgrader fails; recorded verdicts stay.
+        If an answer cannot be judged for a reason outside the answer, or nbgrader fails; recorded verdicts
+        stay.
     """
     pairs = [(student, lab) for student in students(where) for lab in labs]
     with ThreadPoolExecutor(at_a_time) as pool:

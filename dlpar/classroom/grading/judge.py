@@ -1,8 +1,9 @@
 """Judge of one answer in a box: :func:`main` reads the trial as JSON from standard input and prints the verdict.
 
-The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which the judge
-does not trust.  The check, the simulated ranks, their inputs and their messages are in this process: it calls her
-function in the rank's cell.  Before her code runs, a cell checks the box; if the cell finds a hole, the judge refuses.
+The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which
+the judge does not trust.  The check, the simulated ranks, their inputs and their messages are in this
+process, which calls her function in the rank's cell.  Before her code runs, a cell checks the box; if the
+cell finds a hole, the judge refuses.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, story
 
 LONGEST = 4_000
-"""Most characters of a verdict's sentence, which may quote the student."""
+"""Maximal characters of a verdict's sentence, which may quote the student."""
 
 LARGEST = 2**26
-"""Most bytes of a cell's message."""
+"""Maximal bytes of a cell's message."""
 
 PATIENCE = 15.0
-"""Seconds in which a cell must return, or ask for a message."""
+"""Seconds within which a cell must return, or ask for a message."""
 
 add_safe_globals([np.ndarray, np.dtype, multiarray.scalar, multiarray._reconstruct, frozenset])
 add_safe_globals([getattr(np.dtypes, name) for name in np.dtypes.__all__])
@@ -56,7 +57,7 @@ def main(nursery: socket.socket) -> None:
     trial = json.load(sys.stdin)
     if account := os.environ.get(ACCOUNT):
         become(account)
-        die_with_parent()  # the kernel forgets it when the account changes
+        die_with_parent()  # the kernel drops it when the account changes
     cells = Cells(nursery, trial["answer"], trial["seconds"])
     judge.spmd = cells.simulate
     space: dict[str, Any] = {"__name__": "__main__"}
@@ -66,7 +67,7 @@ def main(nursery: socket.socket) -> None:
         raise PermissionError(f"answers are not isolated: they would reach {', '.join(holes)}")
     solved, said = _judged(space, trial["check"])
     print(json.dumps({"solved": solved, "said": said[:LONGEST]}), flush=True)
-    os._exit(0)  # ranks that hang do not end by themselves
+    os._exit(0)  # hanging ranks do not end alone
 
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
@@ -103,7 +104,7 @@ class Cells:
         self.lines: dict[int, str] = {}  # by rank: the line of the answer with its latest request
 
     def simulate(self, program: Any, *arguments: Any, workers: int, **cluster: Any) -> list[Any]:
-        """Do what :func:`dlpar.jobs.launch.spmd` does on simulated ranks, in this process."""
+        """Replace :func:`dlpar.jobs.launch.spmd` by simulated ranks in this process."""
         cluster["world"] = "simulated"
         simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=cluster))
         try:
@@ -163,7 +164,7 @@ class Cells:
 
 
 def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) -> Any:
-    """Execute a call of a cell's communicator on the simulated one."""
+    """Execute a call of a cell's communicator on the simulated communicator."""
     if call == "wait":
         request, room = begun[given[0]]
         arrival = request.wait()

@@ -38,19 +38,19 @@ TIED = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
 """Prefix of a command that the kernel ends with its parent, even if the parent is killed; empty off Linux."""
 
 PYTHON = [sys.executable, "-P", "-m"]
-"""Command that runs a module; ``-P``: never import from the current folder."""
+"""Command that runs a module; with ``-P`` it never imports from the current folder."""
 
 RUNTIME = Path("/run/dlpar/users")
-"""Parent of students' folders for sockets and live jobs; the hub makes the folders, so that nobody can take a name."""
+"""Parent of students' folders for sockets and live jobs; the hub makes these, so nobody can take a name."""
 
 MOST_PROCESSES = 2048
-"""Most processes and threads of one student, which stops a fork bomb."""
+"""Maximal processes and threads of one student, which stops a fork bomb."""
 
 START = 60
-"""Seconds in which a server must answer after its turn begins."""
+"""Seconds within which a server must answer after its turn begins."""
 
 PATIENCE = 300
-"""Seconds a student may wait for her server, in line with the others."""
+"""Seconds that a student may wait for her server, in line with the others."""
 
 
 def classroom(
@@ -72,7 +72,7 @@ def classroom(
     labs : str
         Folder of the shared labs as students' servers see it.
     teachers : iterable of str
-        Names that may open the teacher's page.
+        Names of users who may open the teacher's page.
     idle : float
         Minutes without activity after which a notebook server is stopped.
     proxy : str
@@ -80,7 +80,7 @@ def classroom(
     page : str
         Address of the teacher's service as the proxy sees it.
     account : str, optional
-        Unix account for the services, which need no rights of their own; default: the hub's.
+        Unix account for the services, which need no rights; default: the hub's.
     slots : str, optional
         Socket of the keeper of job slots, for students' servers and the teacher's service; empty: no limit;
         default: the machine's, if it has one.
@@ -121,7 +121,7 @@ PROXY = "configurable-http-proxy"
 
 
 class BadSettings(ValueError):
-    """A hub is impossible or forbidden: one sentence with the flag, the value and what is allowed."""
+    """Settings that are impossible or forbidden: one sentence with flag, value and allowed values."""
 
 
 class NoProxy(RuntimeError):
@@ -135,8 +135,9 @@ class Settings:
     Attributes
     ----------
     accounts : str
-        ``"listed"``: names of a list, with one password for all students and one for all teachers, in the account
-        that runs the hub, for a try on loopback.  ``"system"``: this machine's own accounts, by PAM; needs root.
+        ``"listed"``: names of a list, in the account that runs the hub, for a try on loopback.  All students
+        share a password, and all teachers share another.  ``"system"``: this machine's own accounts, by PAM;
+        needs root.
     users, teachers : sequence of str
         Names that may log in; with system accounts, ``@GROUP`` among the users is everybody in a Unix group.
         Teachers are users.
@@ -145,7 +146,8 @@ class Settings:
     labs : str
         Folder of the shared labs, which students only read.
     folder : str
-        The hub's own, private to the account that runs it: database, cookie secret, log, passwords.
+        The hub's folder, private to the account that runs it, with database, cookie secret, log and
+        passwords.
     certificate, key : str or None
         TLS, in PEM files.
     idle : int
@@ -183,7 +185,7 @@ class Settings:
             loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             _require(False, "address", repr(self.address), "is an IP address of this machine")
-        # A login off loopback is not weak: no shared passwords, and no password in clear.
+        # A login off loopback needs strong protection: no shared passwords, and no unencrypted password.
         tls = "with shared passwords is loopback; others need --accounts system, --certificate, --key"
         _require(loopback or not listed, "address", self.address, tls)
         tls = "without --certificate and --key is loopback: a password must not cross a network in clear"
@@ -212,9 +214,9 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
 
 
 def without_solutions(settings: Settings) -> Settings:
-    """Replace labs with solutions by the students' version, made or updated beside the hub's folder.
+    """Return the students' version of labs with solutions, made or updated beside the hub's folder.
 
-    The version is not inside, because only the hub may read its folder.
+    This version is not inside the hub's folder, because only the hub may read that.
     """
     labs, released = Path(settings.labs), Path(f"{settings.folder}-labs")
     if not is_master(labs):
@@ -225,7 +227,7 @@ def without_solutions(settings: Settings) -> Settings:
 
 
 def passwords(folder: Path) -> tuple[str, str]:
-    """Return the students' and the teachers' password from the hub's folder; random ones, made at its first start."""
+    """Return the students' and the teachers' password from the hub's folder; its first start draws them."""
     file = private_folder(folder) / "class-passwords"
     if not file.exists():
         file.touch(mode=0o600)
@@ -235,7 +237,7 @@ def passwords(folder: Path) -> tuple[str, str]:
 
 
 def proxy_command() -> list[str]:
-    """Return the command that starts JupyterHub's proxy, this environment's or another on the PATH.
+    """Return the command that starts JupyterHub's proxy, from this environment or the PATH.
 
     Raises
     ------
@@ -303,7 +305,7 @@ def configure(c: Any, settings: Settings) -> None:
             earlier = {name for (name,) in database.execute("SELECT name FROM users")}
     c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
-    c.JupyterHub.concurrent_spawn_limit = 0  # our spawners queue; JupyterHub's limit would turn students away
+    c.JupyterHub.concurrent_spawn_limit = 0  # spawners queue; JupyterHub's limit would reject students
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the page of progress at once
     c.Spawner.start_timeout = PATIENCE
     scheme, address = "https" if settings.certificate else "http", fmt_ip_url(settings.address)
@@ -318,7 +320,7 @@ def configure(c: Any, settings: Settings) -> None:
     account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
-    c.Authenticator.allow_existing_users = False  # those of an earlier list
+    c.Authenticator.allow_existing_users = False  # users of an earlier list
     if settings.accounts == LISTED:
         c.Authenticator.blocked_users = earlier - everybody  # their tokens, too
         c.JupyterHub.load_roles.append({"name": "admin", "users": sorted(settings.teachers)})
@@ -337,7 +339,7 @@ def configure(c: Any, settings: Settings) -> None:
 
 
 def give_out_slots(c: Any, settings: Settings) -> str:
-    """Start a keeper of job slots, unless one is running here; return its socket, empty without a limit."""
+    """Start a keeper of job slots, unless a keeper is running; return its socket, empty without a limit."""
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":
         return ""

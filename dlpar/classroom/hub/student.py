@@ -1,7 +1,7 @@
 """Start a student's server in her account: update her copy of the labs, then run her JupyterLab.
 
-``python -m dlpar.classroom.hub.student [ARGUMENT…]``; arguments go to ``jupyterhub-singleuser``.  Besides what
-JupyterHub gives every server it needs only ``$DLPAR_LABS``, the folder of the shared labs.
+``python -m dlpar.classroom.hub.student [ARGUMENT…]``; arguments go to ``jupyterhub-singleuser``.  Besides the
+usual variables of JupyterHub it needs only ``$DLPAR_LABS``, the folder of the shared labs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NICE = 19
 """Nice value of her server, kernels and jobs: the hub must answer while thirty students compute."""
 
 LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
-"""Most bytes in the path of the folder of kernels' sockets, so that a socket's path has at most 107."""
+"""Maximal bytes in the path of the folder of kernels' sockets, so that a socket's path has at most 107."""
 
 
 def main() -> None:
     """Become the student's JupyterLab; never returns."""
-    os.umask(0o077)  # her files are hers alone
+    os.umask(0o077)  # only she may read her files
     os.nice(NICE)
     own = Path.home() / FOLDER
     hand_out(Path(os.environ["DLPAR_LABS"]), own)
@@ -50,7 +50,7 @@ def hand_out(labs: Path, own: Path) -> None:
         if is_master(labs):
             raise PermissionError(f"{labs} holds solutions; `dlpar release` makes a version without")
         bring(labs, own)
-    except OSError as error:  # a full disk must not lock her out of what she has
+    except OSError as error:  # a full disk must not lock her out of her files
         print(f"the labs could not be copied to {own}: {error}", file=sys.stderr)
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -1,8 +1,8 @@
 """Extension of a student's Jupyter server: it counts jobs as activity and reports to the teacher's page.
 
-A report holds her running jobs, and her predictions if she has agreed to share them.  It is sent
-with her server's own token, so that no other token ever reaches a server that a student owns.  The answer may ask to
-stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.exchange`).
+A report holds her running jobs, and her predictions if she has agreed to share them.  The report carries her
+server's own token, so that no other token ever reaches a student's server.  The answer may ask to stop a job,
+and bring an experiment that the teacher offers (:mod:`dlpar.lab.exchange`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ async def report_for_ever(activity: dict[str, Any]) -> None:
         Times of the activities that Jupyter's server reports to the hub, by name.
     """
     while True:
-        # The page may be away, or know other fields than we do.
+        # The page may be unavailable, or expect other fields.
         with suppress(OSError, HTTPClientError, ValueError, LookupError, TypeError):
             await report(activity)
         await asyncio.sleep(EVERY)
 
 
 async def report(activity: dict[str, Any]) -> None:
-    """Report once, and execute the answer's requests.
+    """Report once, and execute the requests in the answer.
 
     A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has changed.
     """

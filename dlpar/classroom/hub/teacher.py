@@ -1,8 +1,9 @@
-"""The teacher's page: list students and jobs; stop a job, pause all, send an experiment, show the predictions.
+"""Teacher's page: it lists students and jobs, stops or pauses jobs, sends experiments, shows predictions.
 
-It is a service of JupyterHub whose token has no rights.  Every student's own server reports to it, with that server's
-own token (:mod:`dlpar.classroom.hub.student_server`), and does in her account what the page asks for.  So the page
-works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
+The page is a service of JupyterHub, and its token has no rights.  Every student's server reports to the page
+with the server's own token (:mod:`dlpar.classroom.hub.student_server`), and executes the page's requests in
+her account.  So the page works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs
+no rights on the machine.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from dlpar.jobs.slots import NoSlots, ask, keeper_socket
 from dlpar.lab.exchange import OFFER_LASTS
 
 PATIENCE = 8.0
-"""Seconds a student's server may take until its next report."""
+"""Seconds that a student's server may take until its next report."""
 
 REPORT = 1 << 20
-"""Most bytes of a report."""
+"""Maximal bytes of a report."""
 
 SILENT = {"jobs": [], "offered": False}
 """Facts of a student whose server no longer reports."""
@@ -64,7 +65,7 @@ class Students:
     def __init__(self) -> None:
         self.offer: dict[str, Any] | None = None
         self.answers = Answers()
-        # By name: the time of a report and the report; jobs that are to end.
+        # By name: the time of a report and the report; jobs to end.
         self.rows: dict[str, tuple[float, dict[str, Any]]] = {}
         self.to_stop: dict[str, set[str]] = defaultdict(set)
 
@@ -74,7 +75,7 @@ class Students:
         Raises
         ------
         LookupError, TypeError, ValueError
-            If it is no report: a student can make her server say anything.
+            If it is not a report, because a student can make her server send anything.
         """
         jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in report["jobs"]]
         has, wanted = report["offer"], self.offer and self.offer["id"]
@@ -121,8 +122,8 @@ class Students:
 class Answers:
     """Anonymous counts of the predictions of all students who agreed to share them.
 
-    A question is shown from `LOT` answers on, and changes only after `LOT` more have come or gone.  So nobody
-    can see a single answer arrive.  Names are not kept, and nothing is written to a disk.
+    A question is shown from `LOT` answers on, and changes only after `LOT` more answers have come or gone.
+    So nobody can see a single answer arrive.  Names are not kept, and nothing is written to a disk.
     """
 
     def __init__(self) -> None:
@@ -139,8 +140,8 @@ class Answers:
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
-        # If a question has too few answers, the shown ones stay stored.  Otherwise the next answer would differ
-        # visibly from the rest.
+        # If a question has too few answers, the shown answers stay stored. Otherwise the next answer would
+        # visibly differ from the rest.
         self._shown = {key: shown for key, shown in self._shown.items() if key in self._now}
         for key, now in self._now.items():
             before = self._shown.get(key, {})
@@ -161,7 +162,7 @@ def _is_answer(found: Any) -> bool:
 
 
 def _is_value(found: Any) -> bool:
-    return isinstance(found, str) or (type(found) in (int, float) and abs(found) < LARGEST)  # NaN is not
+    return isinstance(found, str) or (type(found) in (int, float) and abs(found) < LARGEST)  # excludes NaN
 
 
 def _numbers(values: list[Any]) -> list[float]:
@@ -182,7 +183,7 @@ def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ranges(numbers: list[float], unit: str) -> list[tuple[str, int]]:
-    """Count numbers in equal ranges, each named by its bounds; the outer ones are rounded outwards."""
+    """Count numbers in equal ranges, each named by its bounds; the outer bounds are rounded outwards."""
     step = float(f"{(max(numbers) - min(numbers)) / (BARS - 1):.1g}")
     if not step:
         return [(f"about {min(numbers):.2g}{unit}", len(numbers))]
@@ -241,7 +242,7 @@ class Class(HubOAuthenticated, RequestHandler):
 class Report(HubOAuthenticated, RequestHandler):
     """Reports of students' servers; each server's token identifies its student."""
 
-    hub_scopes = None  # anybody of this hub may report, and do nothing else here
+    hub_scopes = None  # every user of this hub may report, and do nothing else here
 
     @authenticated
     def post(self) -> None:
@@ -254,7 +255,7 @@ class Report(HubOAuthenticated, RequestHandler):
 
 
 async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
-    """Ask the keeper of job slots; raise `HTTPError` if there is none or if it refuses."""
+    """Ask the keeper of job slots; raise `HTTPError` if there is no keeper or if it refuses."""
     try:
         if (path := keeper_socket()) is None:
             raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
@@ -274,9 +275,9 @@ async def main() -> None:
     prefix, where = os.environ["JUPYTERHUB_SERVICE_PREFIX"], urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
     ours = {"": Page, "class": Class, "report": Report, "oauth_callback": HubOAuthCallbackHandler}
     handlers = [(f"{prefix}{name}", handler) for name, handler in ours.items()]
-    # JupyterHub checks the XSRF cookie of all that comes without a token, not before it knows about tokens.
+    # JupyterHub checks the XSRF cookie of requests without a token, but only after it knows about tokens.
     service = Application(handlers, students=Students(), cookie_secret=os.urandom(32))
-    # If the proxy is another machine, the name it knows us by need not be an address of ours.
+    # If the proxy is on another machine, its name for us need not be one of our addresses.
     address = where.hostname if where.hostname == "127.0.0.1" else ""
     service.listen(where.port, address, max_body_size=REPORT)
     await asyncio.Event().wait()

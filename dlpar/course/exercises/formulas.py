@@ -42,7 +42,7 @@ def _each_in_turn(_: object, asked: list[Experiment]) -> list[float]:
 # ---- the efficiency of a ring -------------------------------------------------------
 
 RING_TOLERANCE = 2e-3
-"""Largest relative difference from a simulation: chunks of a ring are rounded to whole numbers."""
+"""Largest relative difference from a simulation, because chunks of a ring are rounded to whole numbers."""
 
 WORKER_ALONE: Case = (dict(compute=0.25, latency=1e-3, bandwidth=1e8, nbytes=1e8, n=1), 1.0)
 """A single worker: its efficiency is known without a simulation."""
@@ -51,7 +51,7 @@ RINGS = (
     ("resnet50", "cpu-1gbe", 2), ("resnet50", "cpu-10gbe", 16), ("alexnet", "cpu-10gbe", 5), ("vgg16", "cpu-1gbe", 32),
     (None, "cpu-10gbe", 64),
 )  # fmt: skip
-"""Workload (None: the default model), platform, workers: long messages, many workers, and short messages."""
+"""Rings to try: workload (None: the default model), platform, and number of workers."""
 
 
 def _one_alone_and(alone: Case, simulated: Callable[[], list[Case]]) -> Iterator[Case]:
@@ -66,8 +66,8 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
     Parameters
     ----------
     student : callable or None
-        Gives the share of its time a worker of a ring computes: `compute` in s, `latency` in s, `bandwidth` in
-        bytes/s, `nbytes` of the gradient, `n` workers.  A formula that is not written yet is not simulated.
+        Returns the share of time in which a worker of a ring computes: `compute` in s, `latency` in s,
+        `bandwidth` in bytes/s, `nbytes` of the gradient, `n` workers.  An unwritten formula is not simulated.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
 
@@ -108,9 +108,9 @@ def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()
     Parameters
     ----------
     student : callable or None
-        Gives the ms from the start of the backward pass until the last bucket has been sent: `ms` of each layer's
-        backward pass and `mb` of its gradient, in backward order; `most` MB fit into a bucket; `n` ranks;
-        `latency` in ms; `bandwidth` in MB/ms.
+        Returns the ms from the start of the backward pass until the last bucket has been sent: `ms` of each
+        layer's backward pass and `mb` of its gradient, in backward order; `most` MB fit into a bucket; `n`
+        ranks; `latency` in ms; `bandwidth` in MB/ms.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
     """
@@ -138,7 +138,7 @@ DEVICE_ALONE: Case = ({**ALONE, "compute": 1e3, "summed": 5e3, "gradient": 4e3, 
 """One device: its time is known without a simulation."""
 
 GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
-"""Data, tensor, pipeline."""
+"""Grids to try: data, tensor, pipeline."""
 
 MORE_GRIDS = ((2, 2, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (8, 1, 1))
 """Further grids; a graded answer is tried on one of them."""
@@ -147,15 +147,15 @@ MORE_GRIDS = ((2, 2, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (8, 1, 1))
 def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
     """Compare ``student(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth)`` with simulations.
 
-    The simulations are steps of a transformer with eight blocks; they take seconds, the first time.
+    The simulations are steps of a transformer with eight blocks, and take seconds the first time.
 
     Parameters
     ----------
     student : callable or None
-        Gives the ms of a step on a grid of devices with a link each: `microbatches` of a replica; `compute` in ms, of
-        the whole batch on one device; `summed` in kB, of all that tensor-parallel ranks all-reduce in a step, of the
-        whole batch in all layers; `gradient` in kB, of the whole model; `bandwidth` in MB/s.  A formula that is not
-        written yet is not simulated.
+        Returns the ms of a step on a grid of devices with a link each: `microbatches` of a replica; `compute`
+        in ms, of the whole batch on one device; `summed` in kB, which tensor-parallel ranks all-reduce in a
+        step for the whole batch in all layers; `gradient` in kB, of the whole model; `bandwidth` in MB/s.  An
+        unwritten formula is not simulated.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
 
@@ -197,7 +197,7 @@ DEATHS = 150
 """Number of deaths that a job survives before it is judged."""
 
 JOBS_THAT_DIE = ((600.0, 5.0, 20.0, 60.0), (48_000.0, 10.0, 20.0, 300.0), (6_000.0, 10.0, 120.0, 60.0))
-"""Mean seconds between failures; seconds of a step, a snapshot and a restart.  No constant suits the first two."""
+"""Seconds between failures, and of a step, a snapshot and a restart.  No constant suits the first two."""
 
 SHORT_OF_BEST = 0.03
 """Share of time that a policy may lose beyond the best fixed interval: it must first learn the rate of deaths."""
@@ -212,8 +212,8 @@ def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()
     Parameters
     ----------
     student : callable or None
-        Gives a whole number of steps from 1: a `step` takes so many seconds and a `snapshot` so many; `now` is the
-        time, `deaths` the times of all deaths so far.
+        Returns a whole number of steps, at least 1.  `step` and `snapshot` are their seconds, `now` is the
+        time, and `deaths` are the times of all deaths so far.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
     """

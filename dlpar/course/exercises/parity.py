@@ -24,7 +24,7 @@ WEIGHTS = 10
 """Weights of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
 
 STEPS = 3
-"""Number of steps; from the second on, the velocity that a rank keeps matters."""
+"""Number of steps; from the second step on, the velocity that a rank keeps matters."""
 
 LR, MOMENTUM = 0.1, 0.5
 
@@ -39,7 +39,8 @@ def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seque
     student : callable or None
         Gets N chunks of the weights, equal on all ranks, and N chunks of the rank's own gradient.  The velocity
         belongs to the rank's chunk (``rank + 1``, modulo N); it starts at zero and is kept from step to step.
-        It must leave on every rank the weights that one process would have with the sum of all gradients.
+        The function must leave on every rank the weights that one process would have with the sum of all
+        gradients.
     workers, hints
         As of :func:`~dlpar.course.judge.check_on_ranks`.
 
@@ -94,7 +95,7 @@ def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[floa
 # ---- two layers cut over ranks ------------------------------------------------------
 
 NAMES = ("y", "of_x", "of_up", "of_down")
-"""Parts of an answer."""
+"""Names of the parts of an answer."""
 
 SAMPLES, INPUTS, HIDDEN, OUTPUTS = 5, 6, 12, 3
 """Sizes of the perceptron on which every answer is tried: 2, 3 and 4 ranks divide its hidden neurons."""
@@ -105,15 +106,16 @@ DIVIDED = "{name} computes what one process does, with one all-reduce each way, 
 def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
     """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
 
-    It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and the gradients
-    of its own weights. It may send at most an all-reduce of the output and one of the input's gradient.
+    The function must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input,
+    and the gradients of the rank's weights. It may send at most an all-reduce of the output and one of the
+    input's gradient.
 
     Parameters
     ----------
     student : callable or None
         Raises ``NotImplementedError`` while it is not written.
     workers : sequence of int
-        Divisors of 12: numbers of simulated ranks to try; the last is that of the real ones.
+        Divisors of 12: numbers of simulated ranks to try; the last is also the number of real ranks.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
 
@@ -156,7 +158,7 @@ def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
 def _problem(ranks: int) -> list[torch.Tensor]:
     """Return x, up, down and the gradient of y: a whole perceptron, ``y = relu(x @ up.T) @ down.T``, and its data.
 
-    They are float64 and the same on every rank; no two numbers are equal. If graded, they are random.
+    All are float64 and the same on every rank, and no two numbers are equal. If graded, they are random.
     """
     from torch import arange, float64, from_numpy
 
@@ -169,7 +171,7 @@ def _problem(ranks: int) -> list[torch.Tensor]:
     return [waves(*each) for each in sizes]
 
 
-# ---- a scheme of one's own ----------------------------------------------------------
+# ---- a student's scheme -------------------------------------------------------------
 
 SCHEME_STEPS = 20
 """Steps of each trial."""
@@ -236,7 +238,7 @@ def _trained_alike(told: list[dict[str, Any]]) -> str:
 
 def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme]) -> dict[str, Any]:
     """Train beside one process with the whole batch; return the first difference and the data sent."""
-    from dlpar.lab.figures.probes import prepared  # here: imports torch
+    from dlpar.lab.figures.probes import prepared  # imported here, because it imports torch
     from dlpar.split import make_split
     from dlpar.sync import scheme
 

@@ -1,4 +1,4 @@
-"""Exercise of lab 09: a pipeline schedule is checked as data, by its times, and on ranks that train."""
+"""Exercise of lab 09: check a pipeline schedule as data, by its times, and on ranks that train."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Size(NamedTuple):
 
 
 SIZES = (Size(2, 4), Size(4, 8), Size(3, 7), Size(4, 2))
-"""The last has fewer micro-batches than stages."""
+"""Sizes to try; the last has fewer micro-batches than stages."""
 
 SECONDS = {"F": 1.0, "B": 2.0}
 """Seconds of a pass, on every stage."""
@@ -48,7 +48,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
     Parameters
     ----------
     student : callable or None
-        Gives for each stage a list of ``("F", micro)`` and ``("B", micro)``, or of
+        Returns for each stage a list of ``("F", micro)`` and ``("B", micro)``, or of
         :class:`~dlpar.split.schedules.Action`; raises ``NotImplementedError`` while it is not written.
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
@@ -106,7 +106,7 @@ def _wrong_with(given: Any, size: Size) -> str:
 
 
 def _not_each_once(own: Any, microbatches: int) -> str:
-    """Name the first entry of a stage's list that is no action or is repeated, or a missing action."""
+    """Name the first entry of a stage's list that is not an action or is repeated, or a missing action."""
     wanted = [Action(kind, micro) for kind in SECONDS for micro in range(microbatches)]
     if not isinstance(own, (list, tuple)):
         return f"got {short(own)}, expected a list of actions"

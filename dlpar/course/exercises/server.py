@@ -38,7 +38,7 @@ class Desk:
     read : dict of int to int
         Version that each worker received last.
     waiting : list of int
-        Workers that have pushed and not been answered yet.
+        Workers that have pushed and have no answer yet.
     needed : int
         With backup workers: number of pushes for an update.
     gathered : list of Tensor
@@ -59,9 +59,10 @@ class Desk:
 def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = ()) -> Verdict:
     """Run a server whose answer to a push is ``on_push(server, worker, gradient)``.
 
-    It must move ``server.weights`` by the gradient, with the learning rate divided by its staleness (at least
-    1). It must count the update and the worker's clock, and note that the worker waits. It must return the
-    waiting workers that are at most ``server.bound`` clocks ahead of the slowest.
+    The function must move ``server.weights`` by the gradient, with the learning rate divided by the
+    gradient's staleness (at least 1). It must count the update and the worker's clock, and note that the
+    worker waits. It must return the waiting workers that are at most ``server.bound`` clocks ahead of the
+    slowest.
 
     Parameters
     ----------
@@ -85,8 +86,8 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
 def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
     """Run a server with backup workers; it answers a push by ``on_push(server, worker, gradient)``.
 
-    It must gather a push of the present version.  With ``server.needed`` of them it moves the weights by the
-    learning rate times their mean, counts the version, and clears the list.  Others are dropped.  The
+    The function must gather a push of the present version, and drop others.  With ``server.needed`` pushes it
+    moves the weights by the learning rate times their mean, counts the version, and clears the list.  The
     function notes that the worker waits, and returns the workers whose weights are old.
 
     Parameters

@@ -1,7 +1,7 @@
-"""Experiments of the labs, each with the belief that it tests and the result it must show.
+"""Experiments of the labs, each with the belief that it tests and the result that it must show.
 
-One module for each lab, named as its notebook, ends in its table of rows.  Notebooks call an experiment by its name, as
-`lab.presets.mean_of_means()`; `dlpar rehearse` and the tests run whole tables.
+Each lab has a module with its notebook's name, which ends in a table of rows.  Notebooks call an experiment
+by its name, such as `lab.presets.mean_of_means()`.  `dlpar rehearse` and the tests run whole tables.
 """
 
 from __future__ import annotations

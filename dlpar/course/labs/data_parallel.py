@@ -12,11 +12,12 @@ from dlpar.theory import buckets
 from dlpar.worlds.platforms import platform_of, workload
 
 ONE_GPU_EACH = platform_file("one-gpu-each")
-"""A P100 in each machine, 25 GbE with RoCE: every rank has its own link, so closed forms are exact."""
+"""Platform with a P100 in each machine (25 GbE, RoCE): each rank has its own link, so closed forms are
+exact."""
 
 
 def overlapped_training() -> Experiment:
-    """Run eight GPUs on two machines at VGG-16's pace, with communication during computing.
+    """Simulate eight GPUs on two machines with the clock of VGG-16, and communication during computing.
 
     The bytes and FLOPs of VGG-16 are spread over the layers of a small network; each layer is a bucket.
     """
@@ -32,19 +33,19 @@ def _without_and_with(experiment: Experiment) -> list[Experiment]:
 
 
 def paced_overlap() -> list[Experiment]:
-    """Four real processes at the GPUs' pace, without and with overlap."""
+    """Run four real processes on the GPUs' clock, without and with overlap."""
     cluster = {"world": "paced", "platform": ONE_GPU_EACH}
     return _without_and_with(overlapped_training().replace(workers=4, steps=2, cluster=cluster))
 
 
 def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **sync: float) -> Experiment:
-    """Two steps of 16 simulated GPUs; messages carry sizes only."""
+    """Simulate two steps of 16 GPUs; messages carry sizes only."""
     sync = {"scheme": "ring", **sync}
     return sizes_only(workload, platform_file(platform), workers=16, batch=batch, steps=2, sync=sync)
 
 
 def _networks(how: str, **sync: float) -> dict[str, Experiment]:
-    """Four networks, with 64 images or 8 sequences a GPU."""
+    """Return the four networks, with 64 images or 8 sequences a GPU."""
     batches = {"vgg16": 64, "inception3": 64, "resnet101": 64, "bert-large": 8}
     titles = ("VGG-16", "Inception V3", "ResNet-101", "BERT-large")
     asked = (_on_16(name, batch=batch, **sync) for name, batch in batches.items())
@@ -52,12 +53,12 @@ def _networks(how: str, **sync: float) -> dict[str, Experiment]:
 
 
 def overlap_hides_everything() -> dict[str, Experiment]:
-    """Four networks on 16 GPUs, without and with overlap."""
+    """Train four networks on 16 GPUs, without and with overlap."""
     return _networks("overlap off") | _networks("overlap on", overlap=True)
 
 
 def one_cause_less() -> dict[str, Experiment]:
-    """The four networks, overlapped: with twice the samples, and with buckets of 1 MB."""
+    """Train the four networks with overlap: with twice the samples, and with buckets of 1 MB."""
     usual = _networks("twice the samples", overlap=True)
     twice = {title: each.replace(batch=2 * each.batch) for title, each in usual.items()}
     return twice | _networks("1 MB buckets", overlap=True, bucket_mb=1)
@@ -77,7 +78,7 @@ def parts_ms(run: Run) -> dict[str, float]:
 
 
 def smaller_buckets(platform: str = "cloud", overlap: bool = True, workers: int = 16) -> list[Experiment]:
-    """Inception V3 with bucket sizes from one layer to all layers; in the cloud a message takes 0.1 ms."""
+    """Train Inception V3 with buckets from one layer to all layers; a message takes 0.1 ms in the cloud."""
     asked = _on_16("inception3", platform, overlap=overlap).replace(workers=workers)
     return [asked.replace(sync={"bucket_mb": mb}) for mb in (0.02, 0.25, 1, 2, 8, 32, 64, 128)]
 

@@ -1,4 +1,4 @@
-"""Lab 00: four processes are not four times faster, and they learn the same."""
+"""Lab 00: four processes are not four times as fast as one, and they learn the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAVY = Experiment(
     model={"name": "mlp", "width": 1024}, workers=1, batch=512, steps=15, lr=0.05, evaluate_every=1000,
     cluster={"threads": 1},
 )  # fmt: skip
-"""One process with much to compute, in one thread."""
+"""Experiment of one process that computes much, in one thread."""
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "first_parallel_run"
 """Run folder of `first_run`."""
@@ -24,17 +24,17 @@ def first_run() -> Experiment:
 
 
 def four_times_faster() -> list[Experiment]:
-    """One process, as many processes as cores, and twice as many.
+    """Train on one process, on as many processes as cores, and on twice as many.
 
-    Layers are large, so that computing outweighs messages.  A process has one thread, so that it cannot use a
-    second core.
+    Layers are large, so that computing takes longer than messages.  A process has one thread, so that it
+    cannot use a second core.
     """
     worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
     return [HEAVY.replace(workers=workers) for workers in worlds]
 
 
 def four_gpus() -> Experiment:
-    """Four processes at the pace of four GPUs in one box; a small network stands in for ResNet-50."""
+    """Run four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
     model, sync = {"name": "mlp", "width": 64, "depth": 1}, {"scheme": "ring", "bucket_mb": 4096}
     cluster = {"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1}
     return Experiment(model=model, batch=32, steps=6, evaluate_every=1000, sync=sync, cluster=cluster)
@@ -46,7 +46,7 @@ def _nearly_four_times(runs: list[Run]) -> Shown:
 
 
 def same_answer() -> list[Experiment]:
-    """1, 2, 3 and 4 workers with the same seed and the same batches."""
+    """Train 1, 2, 3 and 4 workers with the same seed and the same batches."""
     common = Experiment(model={"name": "mlp", "width": 64}, batch=250, steps=100, dtype="float64")
     return [common.replace(workers=workers) for workers in (1, 2, 3, 4)]
 

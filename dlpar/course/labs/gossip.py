@@ -8,7 +8,7 @@ from dlpar.lab.figures.convergence import first_at
 from dlpar.theory import contraction
 
 ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
-"""Four workers in two pairs, with no edge between the pairs."""
+"""Graph of four workers in two pairs, with no edge between the pairs."""
 
 SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
 """Cluster for mathematical questions, and for many machines on a slow network: one process plays all ranks."""
@@ -19,7 +19,7 @@ GOSSIP = Experiment(workers=4, model={"name": "mlp", "width": 64}, batch=128, sy
 
 
 def gossip_run() -> Experiment:
-    """Four workers on a ring train on handwritten digits for a second or two."""
+    """Train four workers on a ring on handwritten digits, for a second or two."""
     return Experiment(workers=4, model={"name": "mlp", "width": 64}, steps=150, sync="gossip")
 
 
@@ -29,16 +29,16 @@ def _learn_apart(run: Run) -> Shown:
 
 
 def _mixing(**sync: object) -> Experiment:
-    """Eight workers with different weights that only average: learning rate 0, in float64."""
+    """Let eight workers with different weights only average: learning rate 0, in float64."""
     training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
     sync = {"scheme": "gossip", "start": "random", **sync}
     return Experiment(model="linear", data="diabetes", **training, sync=sync, cluster=SIMULATED)
 
 
 def pure_mixing() -> list[Experiment]:
-    """Eight workers that only average: on a ring, on exp2, on a complete graph, and with one peer a step.
+    """Let eight workers only average: on a ring, on exp2, on a complete graph, and with one peer a step.
 
-    A learning rate of 0 leaves nothing but mixing; float64 leaves room to fall.
+    With a learning rate of 0 only mixing remains; in float64 distances can become very small.
     """
     return [*(_mixing(topology=graph) for graph in GRAPHS), _mixing(exchange="one_peer")]
 
@@ -51,9 +51,9 @@ def _at_the_eigenvalue(runs: list[Run]) -> Shown:
 
 
 def two_islands() -> list[Experiment]:
-    """Ring and islands, each with iid shards and with shards sorted by label.
+    """Train on a ring and on islands, each with iid shards and with shards sorted by label.
 
-    In this order: ring iid, islands iid, ring by_label, islands by_label.
+    The order is ring iid, islands iid, ring by_label, islands by_label.
     """
     common = GOSSIP.replace(steps=120, cluster=SIMULATED)
     graphs = [common.replace(sync=sync) for sync in ({"topology": "ring"}, ISLANDS)]
@@ -69,7 +69,7 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 
 def more_neighbours() -> list[Experiment]:
-    """16 simulated machines on 1 Gb Ethernet, with the same batches: one peer a step, 2, 7 and 15 neighbours."""
+    """Simulate 16 machines on 1 Gb Ethernet: one peer a step, 2, 7 and 15 neighbours; the same batches."""
     training = dict(workers=16, batch=256, steps=100, lr=0.2, evaluate_every=5, cluster=SIMULATED)
     common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
     graphs = [common.replace(sync={"topology": graph}) for graph in GRAPHS]
@@ -85,7 +85,7 @@ def _fewer_cost_less(runs: list[Run]) -> Shown:
 
 
 def cut_edges() -> list[Experiment]:
-    """Eight workers that only average, on a ring, with no edge, one edge and two edges cut."""
+    """Let eight workers only average on a ring with no edge, one edge and two edges cut."""
     whole = [(i, (i + 1) % 8) for i in range(8)]
     path = [edge for edge in whole if edge != (7, 0)]
     halves = [edge for edge in path if edge != (3, 4)]
@@ -100,9 +100,9 @@ def _islands_never_agree(runs: list[Run]) -> Shown:
 
 
 def slow_neighbour() -> list[Experiment]:
-    """Steps of 10 ms with one worker four times slower: all neighbours each step, then pairs (AD-PSGD).
+    """Average with all neighbours each step, or in pairs (AD-PSGD); one worker is four times slower.
 
-    Delays need no core, so the effect shows on any machine.
+    Steps take 10 ms.  Delays need no core, so the effect shows on any machine.
     """
     delays = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
     common = GOSSIP.replace(steps=30, evaluate_every=1000, delays=delays)

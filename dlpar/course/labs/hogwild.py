@@ -8,16 +8,16 @@ from dlpar.jobs.control_groups import cores
 
 COMMON = {"workers": 4, "cluster": {"threads": 1}, "sync": {"scheme": "hogwild", "sparse": True}}
 TEXTS = Experiment(model="logistic", data="docstrings", lr=1.0, **COMMON)
-"""Softmax regression on 1000 words: which package does a docstring document?  10,010 weights."""
+"""Softmax regression with 10,010 weights on 1,000 words: which package does a docstring document?"""
 
 
 def shared_weights() -> Experiment:
-    """Four processes write to one model of the texts for a second or two."""
+    """Let four processes write to one model of the texts, for a second or two."""
     return TEXTS.replace(batch=32, steps=400)
 
 
 def races() -> dict[str, Experiment]:
-    """Four writers with sparse to dense updates, each at the best of the rates 0.25, 1 and 4.
+    """Let four writers race with sparse to dense updates, each at the best of the rates 0.25, 1 and 4.
 
     A worker's update comes from 1, 8 or 64 texts and writes only their words.  The last experiment writes all
     weights each time, changed or not.
@@ -34,7 +34,7 @@ def in_turn(racing: Experiment) -> Experiment:
 
 
 def conflicts(run: Run, weights: int = 10_010) -> dict[str, float]:
-    """Return percentages: `weights` that an update wrote, conflicts of a stale update, and lost writes."""
+    """Return percentages: weights that an update wrote, conflicts of a stale update, and lost writes."""
     steps = [record for _, record in run.records() if record["k"] == "step"]
     stale = [record for record in steps if record["staleness"]]
     written = sum(record["written"] for record in steps) / len(steps)
@@ -52,7 +52,7 @@ def _more_conflicts_no_harm(pairs: list[list[Run]]) -> Shown:
 
 
 def lock_free_scaling() -> list[Experiment]:
-    """Dense updates of 1.1 million weights by 1, 2, 4 and more processes.
+    """Make dense updates of 1.1 million weights by 1, 2, 4 and more processes.
 
     There are up to twice as many processes as cores, each with its own batch and one thread.  The number of updates
     is the same.
@@ -71,7 +71,7 @@ def _cores_limit_and_updates_age(runs: list[Run]) -> Shown:
 
 
 def slow_writer() -> Experiment:
-    """Steps of 10 ms with one worker four times slower; nobody waits for this worker.
+    """Take steps of 10 ms with one worker that is four times slower; no worker waits for it.
 
     Delays need no core, so the effect shows on any machine.
     """

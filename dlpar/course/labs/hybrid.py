@@ -10,7 +10,7 @@ from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, sam
 
 _NAMES = ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
 CLUSTERS = {name: platform_file(name.replace(" ", "-")) for name in _NAMES}
-"""Clusters of small devices, 1 GFLOP/s, with the proportions of large ones, as `one-box.toml` computes."""
+"""Clusters of small devices of 1 GFLOP/s, with the proportions of large devices (see `one-box.toml`)."""
 
 PAIRS = CLUSTERS["nodes of two"]
 
@@ -21,7 +21,7 @@ BATCH, MICRO = 16, 2
 def grid(
     platform: str, data: int = 1, tensor: int = 1, pipeline: int = 1, order: str = "", **changes: Any
 ) -> Experiment:
-    """One step of a transformer of four blocks, 16 samples, on data × tensor × pipeline devices, simulated."""
+    """Simulate a step of a transformer (four blocks, 16 samples) on data × tensor × pipeline devices."""
     fields = dict(workers=data * tensor * pipeline, batch=BATCH, steps=1, optimizer="adam", lr=1e-3)
     model, texts = {"name": "transformer", "width": 64, "depth": 4}, {"name": "docstrings", "context": 32}
     axes = {"tensor": tensor, "stages": pipeline, "order": order}
@@ -32,7 +32,7 @@ def grid(
 
 
 def one_process() -> dict[str, Experiment]:
-    """Ten float64 steps on one rank, and on 2 × 2 × 2 with a ring and with a server for each part."""
+    """Take ten float64 steps on one rank, and on 2 × 2 × 2 with a ring and with a server for each part."""
     model, data = {"name": "transformer", "width": 16, "heads": 2}, {"name": "docstrings", "context": 8}
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
@@ -42,7 +42,7 @@ def one_process() -> dict[str, Experiment]:
 
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
-    """One device, two devices along each axis alone, and all three axes."""
+    """Run one device, two devices along each axis alone, and all three axes."""
     by_itself = {f"{axis} 2": grid(platform, **{axis: 2}) for axis in ("data", "tensor", "pipeline")}
     return {"one device": grid(platform), **by_itself, "2 × 2 × 2": grid(platform, 2, 2, 2)}
 
@@ -55,7 +55,7 @@ def _less_than_the_product(runs: dict[str, Run]) -> Shown:
 
 
 def orders() -> dict[str, Experiment]:
-    """2 × 2 × 2 with tensor, pipeline or data as the innermost axis."""
+    """Run 2 × 2 × 2 with tensor, pipeline or data as the innermost axis."""
     inner = ("data,pipeline,tensor", "data,tensor,pipeline", "tensor,pipeline,data")
     return {order: grid(PAIRS, 2, 2, 2, order=order) for order in inner}
 
@@ -68,7 +68,7 @@ def _tensor_belongs_inside(runs: dict[str, Run]) -> Shown:
 
 
 def factorizations() -> dict[tuple[int, int, int], Experiment]:
-    """Eight devices as data × tensor × pipeline, with tensor and pipeline at most four."""
+    """Run eight devices as data × tensor × pipeline, with tensor and pipeline at most four."""
     sizes = [(tensor, pipeline) for tensor in (1, 2, 4) for pipeline in (1, 2, 4) if tensor * pipeline <= 8]
     axes = [(8 // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in sizes]
     return {each: grid(PAIRS, *each) for each in axes}
@@ -82,7 +82,7 @@ def _two_by_two_by_two(runs: dict[tuple[int, int, int], Run]) -> Shown:
 
 
 def distbelief(push_every: int = 1) -> Experiment:
-    """DistBelief's shape on real ranks: two replicas, each cut over two ranks, and a server for each half.
+    """Run DistBelief's shape on real ranks: two replicas, each on two ranks, and a server for each half.
 
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """
@@ -93,7 +93,7 @@ def distbelief(push_every: int = 1) -> Experiment:
 
 
 def paced_grid() -> Experiment:
-    """2 × 2 × 2 on eight processes at the cluster's pace."""
+    """Run 2 × 2 × 2 on eight processes on the cluster's clock."""
     return grid(PAIRS, 2, 2, 2, steps=2, cluster={"world": "paced"})
 
 

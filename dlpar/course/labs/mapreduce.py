@@ -11,7 +11,7 @@ CLUSTER = "cpu-10gbe"
 
 
 def mean_of_means() -> list[Experiment]:
-    """Sum and mean, on equal and on uneven parts.
+    """Reduce by sum and by mean, on equal and on uneven parts.
 
     Every iteration solves least squares on all 354 training samples, so nothing is random.  Three workers have
     118 samples each, or 59, 118 and 177.
@@ -29,7 +29,7 @@ def _uneven_parts_end_elsewhere(runs: list[Run]) -> Shown:
 
 
 def tree_or_star() -> Collectives:
-    """Tree and star on 8 paced ranks, from 1 kB to 400 kB."""
+    """Time tree and star on 8 paced ranks, from 1 kB to 400 kB."""
     sizes = (1_000, 4_000, 20_000, 100_000, 400_000)
     return Collectives(names=("star", "tree"), ranks=8, sizes=sizes, world="paced", platform=CLUSTER)
 
@@ -42,13 +42,13 @@ def _size_decides(times: list[CollectiveTime]) -> Shown:
 
 
 def digits_by_mapreduce() -> list[Experiment]:
-    """Softmax regression on digits by map-reduce, on 1, 2 and 4 workers."""
+    """Train softmax regression on digits by map-reduce, on 1, 2 and 4 workers."""
     common = Experiment(model="logistic", batch=512, steps=150, lr=0.5, sync="mapreduce", evaluate_every=75)
     return [common.replace(workers=workers, cluster={"threads": 1}) for workers in (1, 2, 4)]
 
 
 def unsteady() -> list[Experiment]:
-    """Four workers whose steps take 10 ms each, or 10 ms on average.
+    """Run four workers with steps of 10 ms each, or of 10 ms on average.
 
     Delays need no core, so the effect shows on any machine.
     """
@@ -57,7 +57,7 @@ def unsteady() -> list[Experiment]:
 
 
 def empty_samples() -> Experiment:
-    """A fraction so small that most partitions sample nothing in most iterations."""
+    """Sample a fraction so small that most partitions have no sample in most iterations."""
     sync = {"scheme": "mapreduce", "fraction": 0.03}
     return Experiment(model="logistic", workers=4, batch=40, steps=600, lr=0.05, sync=sync)
 

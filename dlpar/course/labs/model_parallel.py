@@ -1,4 +1,4 @@
-"""Lab 08: one model on several ranks: the part on each rank, the messages between ranks, and the gain."""
+"""Lab 08: one model on several ranks, with the part on each rank, the messages, and the gain."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dlpar.course.rehearse import Row, Shown, on, same_losses, speedup
 from dlpar.lab import figures
 
 NVLINK = "v100-nvlink"
-"""Eight V100 in one machine."""
+"""Platform with eight V100s in one machine."""
 
 LINKS = {"NVLink": NVLINK, **{name: platform_file(f"v100-each-{name}") for name in ("100gb-ib", "10gbe")}}
-"""Eight V100 on three links: in one machine, and each in its own machine."""
+"""Three links of eight V100s: in one machine, and between machines with one V100 each."""
 
 CNN = Experiment(model={"name": "cnn", "width": 64}, batch=64, dtype="float64")
 
 
 def split_in_two() -> Experiment:
-    """A small cnn on two real ranks, by channels; its images may be cut, too."""
+    """Split a small cnn over two real ranks, by channels; its images may be cut, too."""
     return CNN.replace(workers=2, split="tensor", steps=40, evaluate_every=20)
 
 
 def heads_and_characters() -> Experiment:
-    """A transformer on four ranks, by heads, neurons and characters."""
+    """Split a transformer over four ranks, by heads, neurons and characters."""
     model, cluster = {"name": "transformer", "width": 64}, {"world": "simulated", "platform": NVLINK}
     training = dict(workers=4, data="docstrings", batch=16, steps=10)
     return Experiment(model=model, **training, split="tensor", cluster=cluster)
@@ -37,13 +37,13 @@ def _closed_form_holds(run: Run) -> Shown:
 
 
 def _one_step(width: int, platform: str, **fields: Any) -> Experiment:
-    """One simulated step of a perceptron with three layers of this width."""
+    """Simulate a step of a perceptron with three layers of this width."""
     model, cluster = {"name": "mlp", "width": width, "depth": 3}, {"world": "simulated", "platform": platform}
     return Experiment(model=model, steps=1, evaluate_every=1000, cluster=cluster, **fields)
 
 
 def faster() -> list[Experiment]:
-    """One step of a perceptron of 1,024 neurons a layer, on each of `LINKS`."""
+    """Simulate a step of a perceptron with 1,024 neurons a layer, on each of `LINKS`."""
     return [_one_step(1024, platform, batch=512, split="tensor") for platform in LINKS.values()]
 
 
@@ -54,7 +54,7 @@ def _slow_links_make_it_slower(runs: list[Run]) -> Shown:
 
 
 def in_the_background() -> list[Experiment]:
-    """One step of a deeper perceptron on four GPUs, over NVLink and Ethernet, with and without overlap."""
+    """Simulate a step of a deeper perceptron on four GPUs: NVLink and Ethernet, with and without overlap."""
     split = [{"kind": "tensor", "async_allreduce": is_async} for is_async in (False, True)]
     steps = [_one_step(1024, LINKS[link], workers=4, batch=512) for link in ("NVLink", "10gbe")]
     return [step.replace(model={"depth": 5}, split=each) for step in steps for each in split]
@@ -68,7 +68,7 @@ def _it_hides_where_computing_is_long(runs: list[Run]) -> Shown:
 
 
 def pieces_of_images() -> list[Experiment]:
-    """20 steps by one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
+    """Take 20 steps by one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
     whole = CNN.replace(workers=1, steps=20, evaluate_every=1000, cluster={"world": "simulated"})
     cuts = ((3, 1), (2, 2), (3, 2))
     split = [{"kind": "spatial", "rows": rows, "columns": columns} for rows, columns in cuts]
@@ -76,7 +76,7 @@ def pieces_of_images() -> list[Experiment]:
 
 
 def redundant() -> list[Experiment]:
-    """A perceptron on four ranks with 10 GbE: layers in pairs, then all by outputs with increasing redundancy.
+    """Train a perceptron on four ranks: layers in pairs, then all by outputs with rising redundancy.
 
     With the least redundancy no neuron is computed twice: 0.001 of 64 neurons is none.
     """

@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, bat
 PACED: dict[str, Any] = {"world": "paced", "platform": CLUSTER}
 
 STEADY: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0}
-"""Computing times of 10 ms."""
+"""Delays that make each step take 10 ms."""
 
 
 _ONE_LAYER = {"width": 64, "depth": 1}
@@ -30,7 +30,7 @@ def _pace(run: Run) -> float:
 
 
 def stale_gradients() -> Experiment:
-    """Two fast workers and one four times slower push to one server whenever they are ready, for some seconds."""
+    """Let two fast workers and one slow worker push to a server whenever they are ready, for some seconds."""
     delays = {"kind": "constant", "delay_ms": 50.0, "straggler": {2: 4.0}}
     return Experiment(**SMALL, workers=3, steps=100, sync=ps(consistency="asp"), delays=delays)
 
@@ -44,13 +44,13 @@ def _slow_is_stale(run: Run) -> Shown:
 
 
 def pull_apart() -> list[Experiment]:
-    """Weights in the answer to a push, or in answer to a separate pull; workers never pause."""
+    """Get weights with the answer to a push, or by a separate pull; workers never pause."""
     reply = Experiment(**SMALL, workers=4, steps=120, sync=ps(consistency="asp"))
     return [reply, reply.replace(sync={"pull": "separate"})]
 
 
 def server_that_waits() -> list[Experiment]:
-    """A ring, and one or two servers that wait for all workers (bsp)."""
+    """Train with a ring, and with one or two servers that wait for all workers (bsp)."""
     ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
     return [ring, ring.replace(sync=ps()), ring.replace(sync=ps(servers=2))]
 
@@ -61,20 +61,20 @@ def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
 
 
 def bound_and_a_slow_worker() -> list[Experiment]:
-    """One of four workers is always four times slower; paced."""
+    """Pace four workers under bsp, ssp and asp; one of them is always four times slower."""
     return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=SLOW, cluster=PACED)
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
-    """All four workers are sometimes slow, none is always slow; bsp and ssp, simulated."""
+    """Simulate four workers under bsp and ssp; all are sometimes slow, but none is always slow."""
     return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=ALONE)[:2]
 
 
 def more_updates() -> dict[str, Experiment]:
-    """Eight workers, two of them slow, with momentum and a high rate: bsp, asp, and controls of asp.
+    """Train eight workers, two of them slow, with momentum and a high rate: bsp, asp, and controls of asp.
 
-    Each control removes one thing alone: staleness (one worker makes the same 640 updates), momentum, or the
-    high rate. The last one divides each push's rate by its staleness.
+    Each control removes exactly one cause: staleness (one worker makes the same 640 updates), momentum, or
+    the high rate. The last run divides each push's rate by its staleness.
     """
     delays = {**STEADY, "straggler": {6: 2.0, 7: 4.0}}
     bsp = LEARNING.replace(workers=8, optimizer="momentum", lr=0.7, delays=delays)
@@ -91,7 +91,7 @@ def more_updates() -> dict[str, Experiment]:
 
 
 def rate_of_thirty() -> dict[str, Experiment]:
-    """Rudra's 30 workers with 30-softsync and momentum: rate for one worker, for thirty, and over staleness."""
+    """Train Rudra's 30 workers by 30-softsync, with the rate of one, of thirty, and divided by staleness."""
     softsync = {"consistency": "softsync", "softsync": 30}
     small = LEARNING.replace(workers=30, batch=240, steps=60, optimizer="momentum", lr=0.05, delays=STEADY)
     low = small.replace(sync=softsync)
@@ -100,12 +100,12 @@ def rate_of_thirty() -> dict[str, Experiment]:
 
 
 def stalled_worker() -> list[Experiment]:
-    """Worker 2 stalls once, for a (virtual) second."""
+    """Let worker 2 stall once, for a (virtual) second."""
     return _bsp_ssp_asp(steps=30, delays={**STEADY, "stall": {2: 1.0}}, cluster=ALONE)
 
 
 def servers() -> list[Experiment]:
-    """One server, two servers with half the weights each, and one server above two leaf servers, on 1 Gb Ethernet."""
+    """Compare one server, two servers with half the weights each, and two leaf servers below one server."""
     model, cluster = {"name": "mlp", "width": 128}, {"world": "simulated", "platform": "cpu-1gbe"}
     one = Experiment(model=model, workers=4, steps=25, sync=ps(), evaluate_every=1000, cluster=cluster)
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
@@ -119,7 +119,7 @@ def _half_each(runs: list[Run]) -> Shown:
 
 
 def as_the_field_did() -> dict[str, Experiment]:
-    """Choices of published systems, as settings of one experiment."""
+    """Return choices of published systems, as settings of one experiment."""
     common = LEARNING.replace(workers=4, lr=0.2, delays={"kind": "gamma", "delay_ms": 5.0})
     downpour = {"consistency": "asp", "push_every": 5}
     return {

@@ -9,23 +9,23 @@ from dlpar.course.rehearse import Row, Shown, measured, most_held, pace_ms
 from dlpar.lab import figures
 
 DEEP = {"name": "mlp", "width": 64, "depth": 32}
-"""32 equal layers, and an output layer that costs a sixth of one: four stages of eight are nearly equal."""
+"""Model of 32 equal layers and an output layer that costs a sixth of one, for four nearly equal stages."""
 
 WIDE = {"name": "mlp", "width": 1024, "depth": 9}
-"""Two layers of 1024 × 1024 for each of four stages; the first and the last layer cost next to nothing."""
+"""Model with two layers of 1024 × 1024 for each of four stages; the other layers cost almost nothing."""
 
 RACK = "cpu-10gbe"
-"""Servers with a 10 GbE card each: 30 µs and 1.1 GB/s."""
+"""Platform of servers with a 10 GbE card each: 30 µs and 1.1 GB/s."""
 
 BERT = {"platform": "p100-100gb-ib", "stand_in_for": "bert-large"}
-"""The clock of BERT-large on P100s and 100 Gb InfiniBand."""
+"""Cluster with the clock of BERT-large on P100s and 100 Gb InfiniBand."""
 
 MICRO_BATCHES = (1, 4, 16, 64, 256)
 """Numbers of micro-batches for a step's 256 samples."""
 
 
 def _stages(model: dict[str, Any], schedule: str, microbatches: int = 8, **fields: Any) -> Experiment:
-    """Four stages in the simulated world."""
+    """Return a pipeline of four stages in the simulated world."""
     split = {"kind": "pipeline", "schedule": schedule, "microbatches": microbatches}
     cluster = {"world": "simulated", "platform": RACK, "threads": 1, **fields.pop("cluster", {})}
     fields = {"workers": 4, "batch": 256, "steps": 3, "evaluate_every": 1000, **fields}
@@ -38,7 +38,7 @@ def _bubble(run: Run) -> dict[str, float]:
 
 
 def live_pipeline() -> Experiment:
-    """Four processes at the pace of BERT-large on P100s, 1F1B with 8 micro-batches."""
+    """Run four processes on the clock of BERT-large on P100s: 1F1B with 8 micro-batches."""
     return _stages(DEEP, "1f1b", batch=16, cluster={"world": "paced", **BERT})
 
 
@@ -49,9 +49,9 @@ def _keeps_its_schedule(run: Run) -> Shown:
 
 
 def schedules() -> dict[str, Experiment]:
-    """The same 256 samples in 8 micro-batches by every schedule.
+    """Train the same 256 samples in 8 micro-batches by every schedule.
 
-    The model is really trained, at the pace of BERT-large on P100s and 100 Gb InfiniBand.
+    The model really trains, on the clock of BERT-large on P100s and 100 Gb InfiniBand.
     """
     gpipe = _stages(DEEP, "gpipe", cluster=BERT)
     return {
@@ -73,7 +73,7 @@ def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
 
 
 def more_micro_batches() -> list[Experiment]:
-    """256 samples in 1 to 256 micro-batches, by 1F1B and GPipe; messages of sizes only."""
+    """Simulate 256 samples in 1 to 256 micro-batches, by 1F1B and GPipe; messages carry sizes only."""
     flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch both schedules are the same
     cluster = {"messages": "sizes"}
     return [_stages(WIDE, name, m, cluster=cluster) for name, counts in flush.items() for m in counts]
@@ -88,13 +88,13 @@ def _latency_ends_it(runs: list[Run]) -> Shown:
 
 
 def small_micro_batches() -> list[Experiment]:
-    """Two real processes, 1,024 samples in 1, 4 and 64 micro-batches."""
+    """Run two real processes with 1,024 samples in 1, 4 and 64 micro-batches."""
     model, cluster = {"name": "mlp", "width": 512, "depth": 7}, {"world": "real", "platform": None}
     return [_stages(model, "1f1b", m, workers=2, batch=1024, cluster=cluster) for m in (1, 4, 64)]
 
 
 def without_a_flush() -> list[Experiment]:
-    """1F1B, and PipeDream, which never drains, each with a small and a large learning rate."""
+    """Train by 1F1B and by PipeDream, which never drains, each with a small and a large learning rate."""
     four = {"name": "mlp", "width": 64, "depth": 4}  # equal layers, and the output layer with the last
     # The middle of the run is drawn, so it holds no evaluation, for which a pipeline stops.
     flush = _stages(four, "1f1b", steps=120, evaluate_every=30, optimizer="momentum", cluster=BERT)
@@ -112,7 +112,7 @@ def _quicker_but_fragile(runs: list[Run]) -> Shown:
 
 
 def bad_cut() -> Experiment:
-    """33 layers, most of them on the last stage."""
+    """Cut 33 layers badly: most of them are on the last stage."""
     return schedules()["1F1B"].replace(split={"partition": "4,4,4,21"})
 
 

@@ -9,7 +9,7 @@ from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
-"""Eight GPUs in each machine: with a network card for each GPU, and with one card for all eight."""
+"""Platforms of eight GPUs a machine: with a network card for each GPU, and with one card for all eight."""
 
 
 def ring_run() -> Experiment:
@@ -18,7 +18,7 @@ def ring_run() -> Experiment:
 
 
 def copies() -> list[Experiment]:
-    """2, 4 and 8 workers, with the byte counter on."""
+    """Count the bytes that 2, 4 and 8 workers send."""
     return [ring_run().replace(workers=workers, steps=10, evaluate_every=1000) for workers in (2, 4, 8)]
 
 
@@ -33,7 +33,7 @@ def _less_than_two(runs: list[Run]) -> Shown:
 
 
 def more_ranks() -> list[Collectives]:
-    """A ring of more and more ranks, with messages of 4 kB and 16 MB.
+    """Time a ring of more and more ranks, with messages of 4 kB and 16 MB.
 
     There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB.
     """
@@ -52,7 +52,7 @@ def _latency_grows(times: list[list[CollectiveTime]]) -> Shown:
 
 
 def ring_always_wins(platform: str, ranks: int = 64) -> Collectives:
-    """Ring, trees and halving-doubling, 1.2 MB to 178 MB (ResNet-101), simulated."""
+    """Simulate ring, trees and halving-doubling from 1.2 MB to 178 MB (ResNet-101)."""
     names, sizes = ("ring", "tree", "double_tree", "halving_doubling"), (1.2e6, 12e6, 178e6)
     return Collectives(names=names, ranks=ranks, sizes=sizes, world="simulated", platform=platform)
 
@@ -81,7 +81,7 @@ def _as_good_with_less(runs: list[Run]) -> Shown:
 
 
 def slow_rank() -> list[Experiment]:
-    """Four workers with steps of 10 ms; then one of the workers is four times slower."""
+    """Run four workers with steps of 10 ms; then one of them becomes four times slower."""
     model, delays = {"name": "mlp", "width": 64}, {"kind": "constant", "delay_ms": 10.0}
     even = Experiment(workers=4, steps=25, model=model, evaluate_every=1000, delays=delays)
     return [even, even.replace(delays={"straggler": {2: 4.0}})]

@@ -20,10 +20,10 @@ from dlpar.worlds.platforms import Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 
 GPUS = "p100-25gbe-roce"
-"""Four P100 a node, 25 GbE with RoCE between nodes: Horovod's benchmark."""
+"""Platform of Horovod's benchmark: four P100s a node, 25 GbE with RoCE between nodes."""
 
 HOROVOD = platform_file("horovod")
-"""The same cluster; a GPU computes at half its speed while it communicates."""
+"""Platform of the same cluster, where a GPU computes at half its speed while it communicates."""
 
 SMALL = {"name": "mlp", "width": 64, "depth": 1}
 
@@ -38,13 +38,13 @@ def sizes_only(workload: str | None, platform: str = GPUS, **fields: Any) -> Exp
 
 
 def three_worlds() -> Experiment:
-    """Four workers of the default model, simulated on 1 GbE; they may also be paced or real."""
+    """Simulate four workers of the default model on 1 GbE; they may also be paced or real."""
     cluster = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
     return Experiment(workers=4, steps=100, cluster=cluster)
 
 
 def this_machine() -> Platform:
-    """Return this machine as the platform ``here``; if it was never measured, measure it now, in some seconds."""
+    """Return this machine as the platform ``here``; the first call measures it, in some seconds."""
     return platform(HERE) if here_file().exists() else calibrate()
 
 
@@ -54,12 +54,12 @@ def _measured(here: Platform) -> Shown:
 
 
 def on_this_machine() -> Experiment:
-    """The default model on real processes, each with 256 samples and one thread."""
+    """Train the default model on real processes, each with 256 samples and one thread."""
     return Experiment(scaling="weak", steps=40, evaluate_every=1000, cluster={"threads": 1})
 
 
 def paced() -> Experiment:
-    """A small network on real processes, at the pace of ResNet-50 on P100s."""
+    """Train a small network on real processes, on the clock of ResNet-50 on P100s."""
     cluster = {"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1}
     training = dict(batch=32, scaling="weak", steps=4, evaluate_every=1000)
     return Experiment(model=SMALL, **training, sync=RING, cluster=cluster)
@@ -72,7 +72,7 @@ def _as_predicted(run: Run) -> Shown:
 
 
 def weak_and_strong() -> list[Experiment]:
-    """ResNet-50 on P100s with 64 samples for each worker, and with 64 for all workers together."""
+    """Simulate ResNet-50 on P100s with 64 samples for each worker, and with 64 for all workers together."""
     weak = sizes_only("resnet50", steps=3)
     return [weak, weak.replace(scaling="strong")]
 
@@ -84,7 +84,7 @@ def _not_the_same_curve(runs: list[Run]) -> Shown:
 
 
 def more_workers() -> list[Experiment]:
-    """1, 4, 8 and 32 really trained workers with 32 samples each, at the best rates of :func:`steps_to_goal`.
+    """Train 1, 4, 8 and 32 workers with 32 samples each, at the best rates of :func:`steps_to_goal`.
 
     All train on the same number of samples, and are tested after every step.  The clock is that of ResNet-50 on
     P100s and 100 Gb InfiniBand.
@@ -124,13 +124,13 @@ def _no_quarter(steps: pd.DataFrame) -> Shown:
 
 
 def ring_and_servers() -> list[Experiment]:
-    """ResNet-50 with a ring, with one server and with eight, on separate nodes."""
+    """Simulate ResNet-50 with a ring, and with one or eight servers on separate nodes."""
     ring = sizes_only("resnet50", steps=15)
     return [ring, *(ring.replace(sync={"scheme": "ps", "servers": servers}) for servers in (1, 8))]
 
 
 def short_messages() -> list[Experiment]:
-    """A network of 14,698 weights on 10 GbE: ring, four servers, halving and doubling, and the predicted best."""
+    """Simulate 14,698 weights on 10 GbE: ring, four servers, halving and doubling, and the predicted best."""
     small = {"name": "cnn", "width": 256, "depth": 2}
     ring = sizes_only(None, "cpu-10gbe", model=small, batch=1024, steps=20)
     others = [ring.replace(sync={"allreduce": name}) for name in ("halving_doubling", "auto")]
@@ -138,7 +138,7 @@ def short_messages() -> list[Experiment]:
 
 
 def horovod() -> dict[str, Experiment]:
-    """Horovod's three networks on 64 GPUs; buckets of 64 MB are sent during the backward pass."""
+    """Simulate Horovod's three networks on 64 GPUs; buckets of 64 MB are sent during the backward pass."""
     return {model: sizes_only(model, HOROVOD, workers=64, steps=1, sync=FUSED) for model in MODELS}
 
 
@@ -150,7 +150,7 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 
 
 def trouble() -> dict[str, Experiment]:
-    """64 GPUs on a ring; then one GPU is twice as slow, links are slow, or all GPUs are unsteady."""
+    """Simulate 64 GPUs on a ring; then one GPU is twice as slow, links are slow, or all GPUs are unsteady."""
     even = sizes_only("resnet50", workers=64, steps=20)
     short, slow = even.replace(steps=3), {"platform": platform_file("slow-links")}
     return {
@@ -162,7 +162,7 @@ def trouble() -> dict[str, Experiment]:
 
 
 def thousands() -> Experiment:
-    """4,096 workers and one server."""
+    """Simulate 4,096 workers and one server."""
     return sizes_only("resnet50", workers=4096, steps=2, sync={"scheme": "ps"})
 
 

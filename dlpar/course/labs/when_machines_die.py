@@ -18,10 +18,10 @@ A step of 16 M tokens at 400 TFLOP/s a GPU takes 5.9 s.  The costs of a snapshot
 """
 
 MACHINES = 16_384 / 8
-"""Nodes of eight GPUs."""
+"""Number of nodes with eight GPUs each."""
 
 BEST = round(best_interval(LLAMA.snapshot, LLAMA.mtbf) / LLAMA.step)
-"""Steps between two snapshots of this job."""
+"""Best number of steps between two snapshots of this job."""
 
 
 def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, FailingJob]], Shown]:
@@ -35,14 +35,14 @@ def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, Fa
 
 
 def one_dies() -> dict[str, Experiment]:
-    """Four real ranks with a ring all-reduce: without a failure, and with the death of rank 2 halfway."""
+    """Run four real ranks with a ring all-reduce: without a failure, and with rank 2's death halfway."""
     ring = Experiment(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1})
     dies = ring.replace(deaths={"on_death": "shrink", "die": {2: 0.5}})
     return {"nobody dies": ring, "rank 2 dies, the others go on": dies}
 
 
 def killed() -> Experiment:
-    """The same ranks with a snapshot every 50 steps; rank 2 dies in step 130, and the job ends."""
+    """Run these ranks with a snapshot every 50 steps; rank 2 dies in step 130, and the job ends."""
     return one_dies()["nobody dies"].replace(snapshot={"every": 50}, deaths={"die": {2: 0.65}})
 
 
@@ -60,7 +60,7 @@ def _to_the_last_bit(runs: list[Run]) -> Shown:
 
 
 def snapshots() -> dict[str, FailingJob]:
-    """Llama 3 with snapshots of 30 s, with free snapshots, and without failures."""
+    """Return Llama 3's job with snapshots of 30 s, with free snapshots, and without failures."""
     free, alive = replace(LLAMA, snapshot=1e-3), replace(LLAMA, mtbf=1e4 * LLAMA.mtbf)
     return {"as it is": LLAMA, "snapshots cost nothing": free, "nothing dies": alive}
 
@@ -72,7 +72,7 @@ def _at_three_intervals() -> dict[str, FailingJob]:
 
 
 def twice_the_gpus() -> dict[str, FailingJob]:
-    """A fixed amount of work on more and more GPUs at the best interval, with growing and constant failure rates."""
+    """Return fixed work on more and more GPUs at the best interval; failure rates grow or stay constant."""
     jobs = {}
     for times in (1, 2, 4, 8):
         for name, nodes in (("", times * MACHINES), (", failures as before", MACHINES)):
@@ -83,14 +83,14 @@ def twice_the_gpus() -> dict[str, FailingJob]:
 
 
 def policies() -> dict[str, FailingJob]:
-    """Llama 3 as 128 replicas: after a death the job ends, shrinks, or continues with a spare."""
+    """Return Llama 3 as 128 replicas: after a death the job ends, shrinks, or continues with a spare."""
     ends = replace(LLAMA, every=BEST, replicas=128, joining=5.0)
     spare = replace(ends, on_death="spare", spares=1)
     return {"end": ends, "shrink": replace(ends, on_death="shrink"), "spare": spare}
 
 
 def torchft() -> FailingJob:
-    """PyTorch's torchft: 30 replicas with fixed batches and steps of 10.9 s; a script kills one every 60 s."""
+    """Return torchft's job: 30 replicas with fixed batches and steps of 10.9 s; one is killed every 60 s."""
     others = {"on_death": "shrink", "replicas": 30, "restarting": 20.0, "scaling": "weak"}
     return FailingJob(10.9, mtbf=60.0, regular=True, **others)
 

@@ -14,14 +14,14 @@ ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.003, "dtype": "float64", "e
 
 
 def sharded_training(zero: int = 1, microbatches: int = 1, **fields: Any) -> Experiment:
-    """Four workers with 64 samples each, Adam and ZeRO, really trained on a simulated network of 1 GbE."""
+    """Train four workers with 64 samples each, Adam and ZeRO, on a simulated network of 1 GbE."""
     split = {"kind": "data", "zero": zero, "microbatches": microbatches}
     common = Experiment(model={"width": 256, "depth": 4}, workers=4, steps=20, **ADAM, cluster=SIMULATED)
     return common.replace(split=split, **fields)
 
 
 def sharding_is_free(microbatches: int = 1) -> list[Experiment]:
-    """The same training without ZeRO, and with ZeRO stages 1 and 3."""
+    """Repeat the same training without ZeRO, and with ZeRO stages 1 and 3."""
     return [sharded_training(zero, microbatches) for zero in (0, 1, 3)]
 
 
@@ -33,7 +33,7 @@ def accumulation() -> dict[str, Experiment]:
 
 
 def accumulated_statistics() -> dict[str, Experiment]:
-    """64 samples at once and 8 at a time, without and with batch normalisation."""
+    """Train on 64 samples at once and 8 at a time, without and with batch normalisation."""
     return {
         f"{norm} norm, {64 // pieces} at a time": sharded_training(0, pieces).replace(model={"norm": norm})
         for norm in ("none", "batch")
@@ -42,7 +42,7 @@ def accumulated_statistics() -> dict[str, Experiment]:
 
 
 def own_samples() -> dict[str, Experiment]:
-    """Four workers with two or three digits each, and with their own statistics or steps."""
+    """Train four workers with two or three digits each, and with their own statistics or steps."""
     training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
     common = Experiment(model={"width": 64}, **training, cluster={**SIMULATED, "platform": "cpu-10gbe"})
     return {
@@ -60,7 +60,7 @@ def own_samples() -> dict[str, Experiment]:
 
 def sharded_reading(seed: int = 0, epochs: int = 10) -> list[np.ndarray]:
     """Return the images that each of four ranks reads in some epochs of two batches: shape (epochs, its shares)."""
-    from dlpar.data.sampler import Sampler  # here: imports torch
+    from dlpar.data.sampler import Sampler  # imported here, because it imports torch
 
     steps, sampler = range(2 * epochs), Sampler(Experiment(workers=4, batch=719, seed=seed), None, 1438)
     read = [np.concatenate([sampler.indices(step, rank) for step in steps]) for rank in range(4)]
