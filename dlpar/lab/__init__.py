@@ -27,7 +27,7 @@ NAMES = {
     "dlpar.systems.field": "field field_map place_of published system_panel choose_system task_bound",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
 }
-"""Names, by module."""
+"""Names for notebooks, by module."""
 
 MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.labs"}
 """Modules, by their names in a notebook."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlpar.comm.base import Collective
 
 MOST = 16
-"""Most ranks and most chunks; a figure and the digits of a float64 cannot distinguish more."""
+"""Maximal numbers of ranks and of chunks; a figure and the digits of a float64 cannot distinguish more."""
 
 CELL = 0.74
 """Width of a cell; the rest of its column is for arrows."""
@@ -76,7 +76,7 @@ def animate(
     for name, number in {"workers": workers, "chunks": chunks}.items():
         fine = isinstance(number, Integral) and 1 <= number <= MOST
         require(fine, f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
-    whole = getattr(collective, "func", collective)  # of a partial
+    whole = getattr(collective, "func", collective)  # the function of a functools.partial
     name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)])
     seen = "which sends nothing that can be seen, allowed is one made of send and receive"
@@ -87,7 +87,7 @@ def animate(
 
 
 def contributions(value: float, workers: int) -> Counter[int] | None:
-    """Return how often a value contains each rank's contribution; None if it is no sum of contributions.
+    """Return how often a value contains each rank's contribution; None if it is not a sum of contributions.
 
     Rank r contributes its own digit, ``B ** r``, so that no other sum has the same value.
     """
@@ -165,13 +165,13 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
     """Return the contributions in a cell, in at most about `room` characters."""
     if set(held.values()) == {1} and len(held) == workers > 4:
         return "all"
-    count = sum(held.values())  # a contribution that came twice shows as 5 of 4
+    count = sum(held.values())  # a contribution that arrived twice appears as 5 of 4
     texts = [_names(held), f"{count} of {workers}", f"{count}/{workers}"]
     return next((text for text in texts if len(text) <= room), texts[-1])
 
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
-    """Return an arrow beside each chunk that a message changed; arrows of one chunk are side by side."""
+    """Return an arrow beside each chunk that a message changed; arrows of one chunk are adjacent."""
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
     head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
     arrows = []

@@ -73,7 +73,7 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
     found : mapping of str to mapping
         Values by source (see :data:`~dlpar.lab.theme.ORDER`), each by a key that sources share.
     most : float, default infinite
-        Error from which no sentence is added.
+        Error above which no sentence is added.
     """
     base = next(source for source in theme.ORDER if found.get(source))
     sentences = []
@@ -251,7 +251,8 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     goal : float
         Held-out accuracy.
     reached : sequence of (str, str, int or None, float)
-        Name, clock, and step and second at which each run reached it; the step is None if it never did.
+        Name and clock of each run, and the step and second at which it reached the goal; the step is None if
+        it never did.
     """
     there = sorted((each for each in reached if each[2]), key=lambda each: each[3])
     if not there:

@@ -20,7 +20,7 @@ ONLY_MEANT = {
     "split.redundancy", "split.async_allreduce", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
     "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
-"""Fields that must be unset beside values with which they have no effect; if hidden, they count as unset."""
+"""Fields that must be unset if they have no effect with other values; if hidden, they count as unset."""
 
 
 class Controls:
@@ -44,7 +44,7 @@ class Controls:
     Raises
     ------
     ValueError
-        If a name in `first` is no field.
+        If a name in `first` is not a field.
     """
 
     def __init__(self, experiment: Experiment, first: Sequence[str] = ()) -> None:
@@ -63,7 +63,7 @@ class Controls:
                 value = _as_typed(setting, self.values[path])
                 (given.setdefault(part, {}) if part else given)[name] = value
         if given["sync"]["scheme"] == "own":
-            given["sync"] = self._own  # its code cannot be typed
+            given["sync"] = self._own  # a user cannot type its code
         return Experiment(**given)
 
     def set(self, path: str, value: Any) -> None:

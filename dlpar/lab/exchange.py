@@ -4,7 +4,8 @@ On a hub she may agree to share her predictions with the class. Then her answers
 her name and her reasons (:mod:`dlpar.classroom.hub.teacher`), until she withdraws.
 
 An offer is ``{"id", "by", "at", "experiment"}``: its id, the teacher's name, the time of sending in seconds since
-1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`. A panel only shows it; she decides.
+1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`. A panel only shows the offer, and she
+decides.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ OFFER_LASTS = 3 * 3600
 """Seconds after which an offer no longer counts."""
 
 LONGEST = 64 << 10
-"""Most bytes of an offer."""
+"""Maximal bytes of an offer."""
 
 
 def _offered() -> Path:
@@ -132,7 +133,7 @@ def put_offer(offer: dict[str, Any] | None) -> None:
     Raises
     ------
     ValueError
-        If the argument is no offer or is too long.
+        If the argument is not an offer or is too long.
     """
     if offer is None:
         _offered().unlink(missing_ok=True)

@@ -81,7 +81,7 @@ def blank(height: int = 430, **layout: Any) -> Figure:
 
 
 Runs = Run | Sequence[Run]
-"""One run or several."""
+"""One run or several runs."""
 
 Names = Sequence[str] | None
 """Name of each run; None: the settings in which the run differs from the others."""

@@ -1,4 +1,4 @@
-"""Widgets on a page, one model each: a page asks for the state when loaded, and then receives changes.
+"""Widgets on a page, each with one model: a page asks for the state when loaded, and then receives changes.
 
 No data is widget state, so a reloaded page has only one model to restore.
 """

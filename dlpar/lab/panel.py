@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 LONG = 10.0
-"""Seconds from which a simulation counts as long."""
+"""Seconds above which a simulation counts as long."""
 
 
 class Panel(RunPage):
@@ -72,7 +72,7 @@ class Panel(RunPage):
     Raises
     ------
     ValueError
-        If a name in `controls` is no field, or no tab is called `first`.
+        If a name in `controls` is not a field, or no tab is called `first`.
     NoSuchRun
         If there is no such recording.
 
@@ -129,7 +129,7 @@ class Panel(RunPage):
         experiment = self.experiment
         self._end_recording()
         if self.running and self.job and self.job.run.status == "done":
-            self._watch.join(5)  # the last records are being drawn
+            self._watch.join(5)  # a thread is drawing the last records
         with self._guard_jobs:
             self._start([("", experiment)])
             self.runs.insert(0, self.job.run)
@@ -261,7 +261,7 @@ class Panel(RunPage):
         self.flush()
 
     def _end_recording(self) -> None:
-        """End a recording that is playing, so that nobody has to wait for its end."""
+        """End a playing recording, so that nobody has to wait for its end."""
         if self.running and not self.job:
             self.leave()
 
@@ -358,10 +358,10 @@ def _look() -> None:
 # ---- an answer before Run ------------------------------------------------------------
 
 FEW, WORKER_STEPS = 12, 200
-"""Most simulated steps, and most steps of all workers together."""
+"""Maximal number of simulated steps, and of steps of all workers together."""
 
 FEWEST = 3
-"""Fewest simulated steps, because the first step begins before anything has been sent."""
+"""Minimal number of simulated steps, because the first step begins before anything has been sent."""
 
 TOO_LONG = 2.0
 """Seconds after which a simulation is too long to be an answer before Run."""
@@ -392,7 +392,10 @@ class Ghost:
 
     def _work(self, experiment: Experiment | None, token: object) -> None:
         foreseen = Foreseen()
-        with self._guard, suppress(OSError, ValueError):  # one at a time; no server, or no such simulation
+        with (
+            self._guard,
+            suppress(OSError, ValueError),
+        ):  # one at a time; there may be no server, or no such simulation
             if experiment and token is self._newest:
                 foreseen = simulated(experiment)
         if token is self._newest and (panel := self._panel()):

@@ -23,7 +23,7 @@ from dlpar.lab.theme import Look
 from dlpar.lab.watch import in_order
 
 Message = tuple[dict[str, Any], list[bytes]]
-"""Short facts of a figure for its page, and the figure's points."""
+"""Short facts about a figure for its page, and the figure's points."""
 
 
 Columns = dict[str, str]
@@ -74,7 +74,7 @@ class Drawing:
             plotly attribute -> column, for example ``{"x": "*", "y": "loss"}``; ``"*"``
             is the horizontal axis that the reader chose. Default: the first columns are x and y.
         limit : int, default 2000
-            Most points kept, here and in the page.
+            Maximal number of points kept, here and in the page.
         """
         with self._guard:
             series = Series(len(columns), limit)
@@ -101,7 +101,7 @@ class Drawing:
         Parameters
         ----------
         x_axes : mapping of str to mapping, optional
-            Choices of the horizontal axis: name of a column -> plotly axis. Default: the layout has the only one.
+            Choices of the horizontal axis: name of a column -> plotly axis. Default: the axis of the layout.
         height : int, default 400
             Pixels of a static figure; a panel fits a figure to the view.
         **layout
@@ -197,7 +197,7 @@ class Series:
     columns : int
         Numbers in a row.
     limit : int, default 2000
-        Most rows kept, an even number.
+        Maximal number of rows kept, an even number.
 
     Notes
     -----
@@ -263,7 +263,7 @@ class Shown(NamedTuple):
     experiment : Experiment
         Settings of the run.
     name : str
-        Name of the run, with its world unless that is the real one.
+        Name of the run, with its world unless it is the real world.
     number : int
         Place among the runs, from 0; it decides marker and dash.
     colour : str
@@ -301,7 +301,7 @@ class Plot(Drawing):
     title : str
         Title of its tab.
     pause : float
-        Seconds between two drawings of a run that goes on.
+        Seconds between two drawings of a running run.
     runs : dict of str to Shown
         Runs in the figure, by key, in the order of their start.
     kept : dict of str to Any

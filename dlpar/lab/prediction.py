@@ -1,4 +1,4 @@
-"""Prediction by a student before a run; the question never blocks anything."""
+"""Predictions by a student before a run; a question never blocks a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page that follows jobs: figures, progress, facts, log, and table of results."""
+"""Page that follows jobs, with figures, progress, facts, log, and table of results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GOAL = 0.95
 """Held-out accuracy to which the seconds of runs are compared."""
 
 PATIENCE = 12.0
-"""Seconds in the queue before an alternative is offered: less than 15, also on a busy machine."""
+"""Seconds in the queue before an alternative is offered: less than 15, even on a busy machine."""
 
 AT_FIRST: dict[str, Any] = {
     "runs": [], "recordings": None, "offer": None, "ghost": "", "live": False, "length": 0.0, "wrong": None,
@@ -65,7 +65,7 @@ class RunPage(Page):
 
     _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
     _actions = ("run", "stop")
-    """Buttons, as `panel.js` names them."""
+    """Buttons with their names in `panel.js`."""
     _instead: Sequence[str] = ()
     """Buttons offered instead of waiting for slots."""
 
@@ -228,7 +228,7 @@ class RunPage(Page):
                 self.flush()
                 try:
                     return self._next()
-                except Exception as error:  # nobody would see it here
+                except Exception as error:  # no reader would see it here
                     self._failure = f"{self._asked[0][0]} was not run: {type(error).__name__}: {error}"
                     self.tell(message=self._failure)
             self._over.set()
@@ -404,7 +404,7 @@ class Status:
         self.show_log()
 
     def _speed(self, seconds: float, rate: float | None) -> list[str]:
-        """Return words for the time spent, with its clock, and for the samples/s."""
+        """Describe the time spent, with its clock, and the samples/s."""
         world = self.experiment.cluster.world
         clock = "" if world == "real" else f" on the {theme.CLOCKS[world]} clock"
         return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]

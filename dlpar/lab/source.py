@@ -41,7 +41,8 @@ class Source:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
 
-        # JupyterStyle's colours are variables of the page, as in its code cells, light or dark.
+        # JupyterStyle's colours are variables of the page, as in code cells, for the light and the dark
+        # theme.
         look = {"style": JupyterStyle, "cssclass": "dlpar-source", "linenos": "inline"}
         form = HtmlFormatter(**look, linenostart=self.first)
         code = highlight(self.code, PythonLexer(), form)

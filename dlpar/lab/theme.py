@@ -1,4 +1,4 @@
-"""Style of all figures: one colour per scheme, a second sign besides colour, and equal axis titles."""
+"""Style of all figures: one colour for each scheme, a second sign besides colour, and equal axis titles."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def on_clock(title: str, *worlds: str) -> str:
 
 
 WORKERS = 16
-"""Most workers with their own line, lane or row; readers could not distinguish more."""
+"""Maximal number of workers with their own line, lane or row; readers could not distinguish more."""
 
 OTHERS = 4
-"""Most servers and leaves drawn beside the workers."""
+"""Maximal number of servers and leaves drawn beside the workers."""
 
 
 def workers(experiment: Experiment) -> int:
@@ -155,7 +155,7 @@ def rank_line(rank: int, crowded: bool = False) -> Look:
 
 
 def _line(colour: str, number: int, width: float, size: int, shown: int) -> Look:
-    """Return a line with its dash and some `shown` markers, which are whole also at a figure's edges."""
+    """Return a line with its dash and some `shown` markers, which are complete even at a figure's edges."""
     line = {"color": colour, "width": width, "dash": DASHES[number % len(DASHES)]}
     marker = {"color": colour, "size": size, "symbol": MARKERS[number % len(MARKERS)], "maxdisplayed": shown}
     return {"mode": "lines+markers", "line": line, "marker": marker, "cliponaxis": False}
@@ -174,7 +174,7 @@ def beside(colour: str, number: int, world: str = "real") -> Look:
     look = _line(colour, number, 2.0, 11, 6)
     if world == "simulated":
         look["line"] |= line_by_source(colour, world)
-    look["marker"]["line"] = {"width": 1.5, "color": "#ffffff"}  # separates it from a line of the same colour
+    look["marker"]["line"] = {"width": 1.5, "color": "#ffffff"}  # separates lines of the same colour
     return look
 
 
@@ -221,7 +221,7 @@ def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> 
 
 
 TICKS = 10
-"""Most numbers on a logarithmic axis."""
+"""Maximal number of ticks on a logarithmic axis."""
 
 
 def log_axis(
@@ -246,34 +246,34 @@ def rows(names: Sequence[str], **more: Any) -> Look:
 
 
 def annotation(text: str, x: float, y: float, **more: Any) -> Look:
-    """Text without an arrow; `x` and `y` are shares of the plot, `y` for the lower edge."""
+    """Return text without an arrow; `x` and `y` are shares of the plot, `y` for the lower edge."""
     place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
 def layout(**more: Any) -> Look:
-    """Layout that all figures share."""
+    """Return the layout that all figures share."""
     return {**_KEPT["layout"], **more}
 
 
 def unit_of(nbytes: float) -> tuple[float, str]:
-    """Scale and name of the unit in which bars of up to so many bytes are drawn."""
+    """Return the scale and the name of the unit in which bars of at most this many bytes are drawn."""
     return (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
 
 
 def columns(number: int, gap: float) -> list[list[float]]:
-    """Domains of axes side by side, as shares of the figure's width, like `gap`."""
+    """Return the domains of adjacent axes, as shares of the figure's width, like `gap`."""
     width = (1 + gap) / number
     return [[n * width, (n + 1) * width - gap] for n in range(number)]
 
 
 def doubled(value: float, least: float = 1.0) -> float:
-    """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: the end of a growing axis."""
+    """Return the end of a growing axis: the first of `least`, 2 × `least`, … that is not below `value`."""
     return least * 2.0 ** math.ceil(math.log2(value / least)) if least < value < math.inf else least
 
 
 def rounded_up(value: float) -> float:
-    """The first round number not below a positive `value`: the end of a final axis."""
+    """Return the first round number not below a positive `value`, as the end of a final axis."""
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))

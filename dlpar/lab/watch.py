@@ -35,10 +35,10 @@ CHUNK = 256 << 10
 
 
 BEHIND = 2000
-"""Number of records in one read from which the next read follows at once."""
+"""Number of records in a read above which the next read follows at once."""
 
 GRACE = 3.0
-"""Seconds after which a run that no process holds counts as lost; before, its guard may still be starting."""
+"""Seconds after which a run that no process holds is lost; until then, its guardian may still be starting."""
 
 
 class Listener(Protocol):
@@ -57,7 +57,7 @@ class Listener(Protocol):
 class Reader(Thread):
     """A thread that reads a run for a listener.
 
-    It keeps only a weak reference to the listener, never prints, and does nothing that outlives the kernel.
+    The thread keeps only a weak reference to the listener, never prints, and never outlives the kernel.
     """
 
     def __init__(self, run: Run, listener: Listener) -> None:
@@ -82,7 +82,7 @@ class Watch(Reader):
         """Body of the thread."""
         try:
             self._watch()
-        except Exception as error:  # the panel must not look as if the job still ran
+        except Exception as error:  # the panel must not suggest that the job still runs
             listener = self._listener()
             if listener and not self._cancelled.is_set():
                 why = f"{type(error).__name__}: {error}"
@@ -124,7 +124,7 @@ class Watch(Reader):
         return len(records)
 
     def _finish(self, listener: Listener) -> None:
-        while self._take(listener):  # records written between the last read and the end
+        while self._take(listener):  # read the records written between the last read and the end
             pass
         lost = "the job ended without a record of its end; it may have been killed"
         end = self._end or {"status": "lost", "reason": lost}
@@ -143,7 +143,7 @@ class Replay(Reader):
     run : Run
         A run that has ended.
     listener : Listener
-        Receiver of the records, as in a watch.
+        Receiver of the records, as for a watch.
     speed : float, default 1
         Seconds of the run's clock in one second; 0.001 to 1000.
 
@@ -260,7 +260,7 @@ def between(folder: Path, begin: float, end: float) -> Iterator[tuple[int, dict[
             while high - low > BLOCK:
                 middle = (low + high) // 2
                 file.seek(middle)
-                file.readline()  # the rest of a line
+                file.readline()  # skip the rest of a line
                 first = next((r for line in file if "t" in (r := record_of(line) or {})), None)
                 low, high = (middle, high) if first and first["t"] < begin else (low, middle)
             file.seek(low)

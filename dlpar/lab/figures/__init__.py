@@ -1,7 +1,7 @@
 """Figures of runs: a panel's live figures, and figures of finished runs.
 
-Solid lines are measured, broad and faint ones simulated, dashed ones predicted. Each function returns a plotly
-figure; ``caption(figure)`` is its caption and ``table(figure)`` its data.
+Solid lines are measured, broad and faint lines are simulated, and dashed lines are predicted. Each function
+returns a plotly figure.  ``caption(figure)`` is its caption, and ``table(figure)`` has its data.
 """
 
 from dlpar.lab.figure import caption, table

@@ -31,7 +31,7 @@ class Distance:
         self.first = self.last = (0, 0.0)
         self.line, self.mixed = plot.add_trace(f"{run.key} measured", run.line, COLUMNS), None
         start = getattr(run.experiment.sync, "start", "same")
-        if factor is not None and start == "random":  # others move apart first
+        if factor is not None and start == "random":  # equal replicas first move apart
             style = theme.predicted_line(f"{run.name}: predicted × {factor:.3f} a step", run.colour)
             self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 
@@ -176,7 +176,7 @@ def show_graph(of: Experiment | Run) -> Figure:
     graph, places = _used(experiment), _places(experiment)
     node = max(12, min(34, 400 // experiment.workers))  # pixels across
     margin, hidden = {"l": 40, "r": 40, "t": 30, "b": 30}, {"visible": False, "automargin": False}
-    figure = blank(460, xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, margin=margin)  # of one scale
+    figure = blank(460, xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, margin=margin)  # one scale
     figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
     found = of.from_the_mean() if isinstance(of, Run) else None
     apart = found[-1][1] if found else None  # None without sketches of the weights

@@ -18,10 +18,10 @@ from dlpar.lab.labels import labels, scheme, with_world
 from dlpar.lab.plot import Plot, Series, Shown, drawn, shown
 
 COLUMNS = tuple(theme.TITLES)
-"""Quantities a curve can be drawn over."""
+"""Quantities over which a curve can be drawn."""
 
 X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
-"""Horizontal axes to choose from, and the column of each."""
+"""Horizontal axes that a reader may choose, and the column of each."""
 
 
 def is_regression(experiment: Experiment) -> bool:
@@ -218,7 +218,7 @@ class Convergence(Plot):
 def _ends(experiment: Experiment) -> dict[str, float]:
     """Return the initial ends of the horizontal axes; steps and samples never exceed their ends."""
     found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
-    # The library's own all-reduce does not report its bytes.
+    # The library's all-reduce does not report its bytes.
     is_counted = getattr(experiment.sync, "allreduce", "") != "library"
     return {**found, "MB sent": 1.0} if is_counted else found
 
@@ -229,7 +229,7 @@ def _latest(curve: Curve) -> dict[str, float]:
 
 
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
-    """Return the farthest end of each axis; NaN is ignored."""
+    """Return the largest end of each axis; NaN is ignored."""
     return pd.DataFrame(reaches).max().fillna(0.0).to_dict()
 
 

@@ -75,8 +75,8 @@ def ping_pong(
     sizes : sequence of int
         Bytes, from 1.
     repeats : int, default 31
-        Round trips of each size on real ranks. The fastest counts, because slower ones waited for a core, not for
-        the link. In the other worlds all round trips are equal, and there is only one.
+        Round trips of each size on real ranks. Only the fastest counts, because slower trips waited for a
+        core, not for the link. In the other worlds all round trips would be equal, so there is only one.
     world : str, default ``"real"``
         ``"paced"`` or ``"simulated"`` use the clock of a platform.
     platform : str, optional
@@ -113,7 +113,8 @@ def time_collectives(
     platform : str, optional
         Platform of paced and simulated ranks; default ``"p100-25gbe"``.
     repeats : int, default 3
-        Calls of each collective on real ranks; the fastest counts. Other worlds make one call, as all would be equal.
+        Calls of each collective on real ranks; the fastest counts. Other worlds make one call, because all
+        calls would be equal.
     timeout : float, default 60
         Seconds after which the ranks are ended.
 
@@ -221,7 +222,7 @@ def _link_in_words(one: PingPong, several: bool) -> str:
 def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Figure:
     """Draw the times of all-reduce algorithms on logarithmic axes; the axis names the clock.
 
-    Solid lines are measured or paced, broad and faint ones simulated, dashed ones predicted.
+    Solid lines are measured or paced, broad and faint lines are simulated, and dashed lines are predicted.
 
     Parameters
     ----------
@@ -248,7 +249,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     for (how, name, other), own in sorted(lines.items(), key=lambda line: theme.DRAWN.index(line[0][0])):
         colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
         label = name.replace("_", "-")
-        if len(others) > 1:  # the marker tells sizes or ranks
+        if len(others) > 1:  # the marker distinguishes sizes or ranks
             label += f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
             symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
         look = theme.result(f"{label}, {how}", colour, how, symbol)

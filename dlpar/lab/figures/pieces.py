@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST = 64
-"""Most ranks that are drawn; most ranks that run to report their pieces."""
+"""Maximal number of drawn ranks, and of ranks that run to report their pieces."""
 
 
 def experiment_of(of: Experiment | Run) -> Experiment:
@@ -42,7 +42,7 @@ def experiment_of(of: Experiment | Run) -> Experiment:
 
 
 SYMBOLS = ("circle", "square", "diamond", "hexagon")
-"""Symbols of groups on which a number is readable."""
+"""Symbols of groups; a number on each is readable."""
 
 
 class Axis(NamedTuple):
@@ -194,7 +194,7 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
 
 def probed(comm: Any, what: str, experiment: Experiment) -> Any:
     """Call a function of :mod:`dlpar.lab.figures.probes` on this rank."""
-    from dlpar.lab.figures import probes  # here: imports torch
+    from dlpar.lab.figures import probes  # imported here, because it imports torch
 
     return getattr(probes, what)(comm, experiment)
 
@@ -259,7 +259,7 @@ def _span(part: tuple[int, int], of: int) -> str:
 def _layout(experiment: Experiment, layers: list[str], held: Sequence[Holdings]) -> dict[str, Any]:
     crowded, shapes = len(held) > 8, held[0].shapes
     lengths = {"data": experiment.replicas, **experiment.split.axes(experiment.workers)}
-    axes = [axis for axis in held[0].place if lengths[axis] > 1]  # along others, ranks do not differ
+    axes = [axis for axis in held[0].place if lengths[axis] > 1]  # along other axes, ranks do not differ
     names = []
     for rank, own in enumerate(held):
         places = [f"{axis[0] if crowded else axis} {own.place[axis]}" for axis in axes]

@@ -82,7 +82,8 @@ def window(bars: Iterable[Bar]) -> tuple[float, float]:
 
 
 def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
-    """Return the step of median duration, without the slow first one; if steps overlap, return some in the middle."""
+    """Return the step of median duration except the slow first; of overlapping steps, some from the
+    middle."""
     if not has_flush(experiment):
         count = min(2 * stages_of(experiment), len(by_step))
         first = sorted(by_step)[(len(by_step) - count) // 2]
@@ -121,7 +122,7 @@ def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar
 
 
 def _step_of(bar: Bar, stages: int) -> int:
-    """Return the step of a pass without a flush; each micro-batch is a step, and early stages are ahead."""
+    """Return the step of a pass without a flush: each micro-batch is a step, and early stages are ahead."""
     return max(0, bar.micro - (stages - 1 - bar.stage)) if bar.kind == "F" else bar.micro
 
 
@@ -165,8 +166,8 @@ def pipeline(run: Run) -> Figure:
 
     In the ideal, all stages are equal and messages take no time. An ideal pass has the run's average duration
     (mean over each rank's median). The passes of a hybrid include the messages between the ranks of a
-    stage. A bubble is idle over computing seconds, from the first pass of a step to the last (Narayanan et
-    al., arXiv 2104.04473, section 2.2.1).
+    stage. A bubble is the ratio of idle to computing seconds, from the first pass of a step to the last
+    (Narayanan et al., arXiv 2104.04473, section 2.2.1).
 
     Parameters
     ----------

@@ -44,7 +44,8 @@ class Piece(NamedTuple):
     name : str
         Name of the parameter in the whole model: ``block1.up.weight``.
     rows, columns : (int, int)
-        First, and one after the last, row and column of the parameter as a matrix: outputs by all other dimensions.
+        First row and column, and one after the last, of the parameter as a matrix: outputs by all other
+        dimensions.
     """
 
     name: str

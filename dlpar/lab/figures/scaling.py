@@ -36,7 +36,7 @@ def scaling(
     Parameters
     ----------
     experiments : Experiment or sequence of Experiment
-        Experiments, which run in their own worlds; several differ in synchronisation.
+        Experiments, which run in their own worlds; several experiments differ in synchronisation.
     workers : sequence of int, default (1, 2, 4, 8)
         Two or more numbers of workers.
     simulated : bool, default True
@@ -209,7 +209,8 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
 def draw(drawn: Sequence[Curve]) -> Figure:
     """Draw speed-up and efficiency over workers, and mark points at which two schemes are equally fast.
 
-    Solid lines are measured (or paced), broad and faint ones simulated, dashed ones predicted, dotted ones ideal.
+    Solid lines are measured (or paced), broad and faint lines are simulated, dashed lines are predicted, and
+    dotted lines are ideal.
 
     Parameters
     ----------

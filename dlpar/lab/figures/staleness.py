@@ -16,10 +16,10 @@ from dlpar.lab.figure import Figure, single
 from dlpar.lab.plot import Plot, Shown, drawn
 
 POINTS = 500
-"""Most points kept for one rank's line."""
+"""Maximal number of points kept for one rank's line."""
 
 HISTOGRAMS = 8
-"""Most workers with their own histogram; more histograms would be too narrow to read."""
+"""Maximal number of workers with a histogram; more histograms would be too narrow to read."""
 
 ALL = "all workers"
 
@@ -51,7 +51,7 @@ class RankLines(Plot):
         experiment, every = run.experiment, [other.experiment for other in self.runs.values()]
         self.over_time = any(other.sync.runs_free for other in every)
         self.every, self.counts = Counter[int](), [Counter[int]() for _ in range(experiment.workers)]
-        self._waiting, self._latest = list[tuple[float, int]](), 0.0  # not in a global step yet
+        self._waiting, self._latest = list[tuple[float, int]](), 0.0  # not yet in a global step
         columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)

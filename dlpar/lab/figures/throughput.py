@@ -23,7 +23,7 @@ WINDOW = 0.25
 """Seconds of the first windows on the wall clock; windows double as a run gets longer."""
 
 NAMED = 8
-"""Most workers in the legend, so that it never scrolls; with more workers, hovering shows a line's rank."""
+"""Maximal number of workers in the legend, so that it never scrolls; else hovering shows a line's rank."""
 
 COLUMNS = ("seconds", "samples/s")
 
@@ -31,7 +31,8 @@ COLUMNS = ("seconds", "samples/s")
 class Rate:
     """Samples a second over windows; their length doubles when there are too many windows.
 
-    The class keeps ends of windows with all samples until then, so that windows can merge and every sample counts.
+    The class keeps the end of each window with all samples up to it, so that windows can merge and every
+    sample counts.
 
     Parameters
     ----------
@@ -159,7 +160,7 @@ class Throughput(Plot):
         return self.set_caption(captions.compared("samples a second", means) + said)
 
     def _make_room(self, height: float, ended: bool = False) -> None:
-        self.grow("yaxis", 1.03 * height, ended)  # for the marks of the highest points, too
+        self.grow("yaxis", 1.03 * height, ended)  # also for the marks of the highest points
 
     def _draw_levels(self) -> None:
         """Draw horizontal lines for predictions: by a formula, by the student, and by a simulation before the run."""

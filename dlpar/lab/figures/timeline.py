@@ -20,10 +20,10 @@ from dlpar.lab.labels import WITH_PUSHES
 from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
 
 STEPS, SLOWEST = 8, 2
-"""Steps of the fastest rank and of the slowest in a window; the longer duration counts."""
+"""Number of steps of the fastest and of the slowest rank in a window; the longer duration counts."""
 
 MOST, BARS = 100, 8000
-"""Most steps of the fastest rank in a window, and most bars of a phase."""
+"""Maximal number of steps of the fastest rank in a window, and of bars of a phase."""
 
 KEPT = 1000
 """Number of records kept for each rank during a run."""
@@ -35,10 +35,10 @@ COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
 ARROWS, SEEN = 40, 0.02
-"""Largest readable number of arrows from waits; shortest wait with an arrow, as a share of its window."""
+"""Maximal number of arrows from waits; shortest wait with an arrow, as a share of its window."""
 
 SOON = 0.5
-"""Share of a wait by which a send may seem to begin after its end; ranks record only durations of waits."""
+"""Share of a wait by which a send may seem late, because ranks record only durations of waits."""
 
 GAP = (np.nan, np.nan)
 """Point at which a line is interrupted."""
@@ -177,7 +177,7 @@ class Timeline(Window):
     title = "Timeline"
 
     def begin(self, run: Shown) -> None:
-        """Add a run; only the one in front is drawn."""
+        """Add a run; only the run in front is drawn."""
         super().begin(run)
         self.names, experiment, self._seconds = list[str](), run.experiment, 0.0
         # With overlap, phases of a rank overlap in time: communication takes the lower half of a row.
@@ -323,7 +323,7 @@ class Lanes(Window):
         return experiment.workers > 1 and (experiment.sync.server_ranks > 0 or experiment.sync.shares_memory)
 
     def begin(self, run: Shown) -> None:
-        """Add a run; only the one in front is drawn."""
+        """Add a run; only the run in front is drawn."""
         super().begin(run)
         experiment, self.workers = run.experiment, theme.workers(run.experiment)
         self.is_write, self._before, self._read = experiment.sync.shares_memory, 0.0, dict[int, float]()
@@ -349,7 +349,7 @@ class Lanes(Window):
         spans = record.get("spans") or ()
         if rank >= self.workers or record["k"] != "step" or not spans:
             return
-        begun = {name: start for name, start, *_ in reversed(spans)}  # the first of each name
+        begun = {name: start for name, start, *_ in reversed(spans)}  # the first span of each name
         # A step between two pushes communicates nothing and keeps the weights read before it.
         pushed = self.is_write or record.get("messages") != 0
         push = begun.get("update" if self.is_write else "communicate") if pushed else None
@@ -388,7 +388,7 @@ class Lanes(Window):
             rows["links"] += [(push, rank), (push, TOP), GAP]
             rows["reads"] += [(read, rank)] * (read >= 0)
             rows["pushes"].append((push, rank))
-            if ends - before[rank] >= APART * (recent[-1].push - first):  # it covers no number in the lane
+            if ends - before[rank] >= APART * (recent[-1].push - first):  # it hides no number in the lane
                 before[rank] = ends
                 rows["labels"].append((push, rank - 0.3, updates))
         for key, points in rows.items():
