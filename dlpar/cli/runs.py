@@ -18,6 +18,7 @@ from dlpar.jobs.run import runs as kept_runs
 from dlpar.jobs.summary import in_words
 from dlpar.lab.captions import duration
 from dlpar.lab.labels import with_world
+from dlpar.worlds.simulated.failures import LOST
 
 LOG_LINES = 20
 """Number of last lines of a run's log that are shown."""
@@ -203,6 +204,12 @@ def figures(run: Run) -> list[tuple[str, str]]:
         bound = "nothing bounds it" if lead["bound"] is None else f"the bound is {lead['bound']}"
         said.append(("lead", f"{lead['max']} clocks at most; {bound}"))
     said += in_words(s.get("chosen", {})).items()
+    lost = {
+        kind: seconds for kind, seconds in s.get("time_spent", {}).items() if kind in LOST and seconds >= 0.01
+    }
+    if lost:
+        parts = ", ".join(f"{duration(seconds)} {kind}" for kind, seconds in lost.items())
+        said.append(("goodput", f"{s['goodput']:.1%} of {duration(s['wall_s'])}; lost: {parts}"))
     if s["launch_s"] is not None:
         said.append(("start", f"{s['launch_s']:.2f} s until all ranks were ready"))
     return said

@@ -126,7 +126,9 @@ def _begin(record: Recorder, experiment: Experiment, launched: float | None, att
         role=role(attempt.fit(experiment), record.comm.rank), threads=torch.get_num_threads(), **resumed
     )
     if record.comm.rank == 0:
-        record.event("start", launch_s=time.time() - launched if launched else None)
+        now = time.time()
+        at = {} if record.comm.world.clock == "virtual" else {"at": now}
+        record.event("start", launch_s=now - launched if launched else None, **at)
 
 
 def _work(

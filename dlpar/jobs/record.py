@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -124,6 +125,7 @@ class Recorder:
     """
 
     _of: Mapping[str, int] = MappingProxyType({})
+    _ended = 0.0  # when the last step ended
 
     def __init__(
         self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None, began: float = 0.0
@@ -136,7 +138,7 @@ class Recorder:
         self._device = DeviceClock(comm, self.now) if comm.device.type == "cuda" else None
         self.moment = self._device.moment if self._device else self.now
         self._spans: list[tuple[Any, ...]] = []
-        self._waited = 0.0
+        self._waited, self._lost = 0.0, Counter[str]()
         self._kinds: dict[str, Span] = {}
         self._last: Done | None = None
 
@@ -203,9 +205,22 @@ class Recorder:
         wait = min(waited, comm)
         if (loss := facts.get("loss")) is not None:
             facts["loss"] = float(loss)
+        if self._lost:
+            facts |= {**self._lost, "restarting": spans[0][1] - self._ended}
+            self._lost.clear()
         record = {"k": "step", "step": step, "t": end, **facts}
+        self._ended = record["t"]
         record |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
         self._write(record, soon=True)
+
+    def interrupted(self, at: float) -> None:
+        """Count the time since the last step as lost, because a rank died, noticed `at`; what follows is a restart."""
+        self._write_last()
+        spans, self._spans = [] if self._device else self._spans, []  # a GPU's are not timed yet
+        again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)
+        if self._ended:
+            self._lost.update({"done again": again, "detecting": at - self._ended - again})
+        self._waited, self._ended = 0.0, at
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """Write the result of a test on held-out samples after `step` steps."""
@@ -256,6 +271,7 @@ class Unrecorded(Recorder):
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
         self._spans, self._waited, self._device, self._last, self._of = [], 0.0, None, None, {}
+        self._lost = Counter[str]()
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> nullcontext:
         return nullcontext()

@@ -118,7 +118,8 @@ def tell(
     if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.
         facts = {**keeper.parts["sync"].facts(), **record.traffic.take()}
-        record.step(keeper.own, loss=part.loss, samples=part.samples, **facts)
+        record.step(keeper.own, loss=part.loss, samples=part.samples, t=noticed, **facts)
+    record.interrupted(noticed)
     step, seconds = state.done if state else 0, record.now() - noticed
     for dead in sorted(set(before.seats) - set(crew.seats)):
         record.event("death", rank=dead, step=step, workers=crew.experiment.workers, seconds=seconds)

@@ -20,7 +20,7 @@ from dlpar.jobs.diagnosis import errors_in
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps, kept
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import Record, Tail, attempts_in, lines_of, rank_of
+from dlpar.jobs.tail import Record, Tail, attempts_in, end_in, lines_of, rank_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,9 +158,8 @@ class Run:
     def steps(self) -> pd.DataFrame:
         """One row per rank and step, with seconds in ``t compute comm wait`` and sent bytes in ``bytes``."""
         rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
-        frame = _frame(rows, STEP_COLUMNS).drop_duplicates(
-            ["rank", "step"], keep="last"
-        )  # without repeated steps
+        # Of repeated steps, the last.
+        frame = _frame(rows, STEP_COLUMNS).drop_duplicates(["rank", "step"], keep="last")
         return frame.sort_values(["step", "rank"], ignore_index=True)
 
     @property
@@ -185,8 +184,7 @@ class Run:
         firsts = {0: 0} | {r["attempt"]: r["resumed"] for _, r in self._of_kind("rank") if "attempt" in r}
         rows = []
         for number, names in enumerate(attempts_in(self.path)):
-            ends = [r for n in names if n.startswith("job") for r in lines_of(self.path / n) if "status" in r]
-            end = ends[0] if ends else {"status": self.status, "reason": self.reason}
+            end = end_in(self.path, names) or {"status": self.status, "reason": self.reason}
             steps = [step.step for step in done if step.attempt == number]
             again = max([*steps, -1]) + 1 - firsts.get(number + 1, math.inf)
             row = {"first": firsts.get(number, 0), "last": max(steps, default=None), "lost": max(0, again)}
@@ -278,7 +276,7 @@ class Run:
         return ((rank_of(s), r) for part in parts for s, r in part if r["k"] in kinds and s != "job")
 
     def _end(self) -> Record | None:
-        return next((r for r in lines_of(self.path / "job.jsonl") if r.keys() >= {"status", "reason"}), None)
+        return end_in(self.path, ["job.jsonl"])
 
 
 def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:

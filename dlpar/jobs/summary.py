@@ -7,13 +7,15 @@ without loading anything heavy.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.goodput import TimeSpent, ended_in
 from dlpar.jobs.tail import Tail, rank_of
+from dlpar.worlds.simulated.failures import goodput
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,31 +72,33 @@ class Summary:
         self.first, self.last, self.slip = math.inf, -math.inf, None
         self.reached: dict[str, float] = {}
         self.chosen: dict[str, Any] = {}
-        self.steps = GlobalSteps(workers - backup, runs_free)
+        self.steps, self.time = GlobalSteps(workers - backup, runs_free), TimeSpent()
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Add records in any order, as :meth:`dlpar.jobs.tail.Tail.read` returns them."""
-        steps, add = [], self.steps.add
+        steps, add = defaultdict(list), self.steps.add
         for source, record in records:
             if source == "job":
                 continue
             if record.get("slip") is not None:
                 self.slip = max(self.slip or 0.0, record["slip"])
             if record["k"] == "step":
-                steps.append(record)
+                steps[rank_of(source)].append(record)
                 add(rank_of(source), record)
             else:
-                self._add(record)
-        if steps:
-            self._count(steps)
+                self._add(rank_of(source), record)
+        for rank, own in steps.items():
+            self._count(own)
+            self.time.steps(rank, own)
         self.steps.ready(late=math.inf)
 
     def add_all(self, folder: Path) -> None:
-        """Add all records of a run folder, part by part."""
+        """Add all records of a run folder, part by part; only so it is known which steps are done again."""
+        self.time = TimeSpent(ended_in(folder))
         for records in iter(Tail(folder).read, []):
             self.add(records)
 
-    def _add(self, record: dict[str, Any]) -> None:
+    def _add(self, rank: int, record: dict[str, Any]) -> None:
         """Add a record of any kind but a step's."""
         kind = record["k"]
         if kind == "eval":
@@ -105,7 +109,10 @@ class Summary:
         elif kind == "rank":
             self.clock = record["clock"]
             self.steps.resume(record.get("attempt", 0), record.get("resumed", 0))
-        elif kind == "event" and record.get("launch_s") is not None:
+            self.time.header(rank, record)
+        elif kind == "event":
+            self.time.event(record)
+        if kind == "event" and record.get("launch_s") is not None:
             self.launch_s = record["launch_s"]
         elif kind == "event" and record["name"] == "chosen":
             self.chosen = {name: record[name] for name in CHOICES if name in record}
@@ -136,9 +143,8 @@ class Summary:
         """
         self.steps.ready(ended=True)
         elapsed = max(0.0, self.last - self.first)  # without a step, 0
-        samples = (
-            self.steps.samples if self.steps.attempt else self.samples
-        )  # without seconds of repeated steps
+        samples = self.steps.samples if self.steps.attempt else self.samples  # no repeated steps
+        wall, spent, _ = self.time.result()
         loss = self.steps.last.loss if self.steps.last else None
         return {
             "run": self.run,
@@ -155,6 +161,9 @@ class Summary:
             "launch_s": self.launch_s,
             "clock": self.clock,
             "slip": self.slip,
+            "wall_s": wall,
+            "goodput": goodput(spent),
+            "time_spent": dict(spent),
             **({"chosen": self.chosen} if self.chosen else {}),
         }
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from glob import glob
@@ -70,6 +70,12 @@ def attempts_in(folder: Path) -> list[list[str]]:
         found[int(match[2])].append(match[0])
     found[-1] += filter(RECORDS.fullmatch, names)
     return found
+
+
+def end_in(folder: Path, names: Iterable[str]) -> Record | None:
+    """Return the record of a job's end in some files of a run folder."""
+    jobs = (lines_of(folder / name) for name in names if name.startswith("job"))
+    return next((record for lines in jobs for record in lines if record.keys() >= {"status", "reason"}), None)
 
 
 class Tail:

@@ -14,7 +14,7 @@ from dlpar.jobs.scratch import Scratch
 
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
-    "seconds", "time_to_accuracy", "launch_s", "clock", "slip",
+    "seconds", "time_to_accuracy", "launch_s", "clock", "slip", "wall_s", "goodput", "time_spent",
 ]  # fmt: skip
 """Keys of the object that `dlpar run --json` prints."""
 

@@ -16,7 +16,7 @@ from dlpar.jobs.run import NoSuchRun
 
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
-    "seconds", "time_to_accuracy", "launch_s", "clock", "slip",
+    "seconds", "time_to_accuracy", "launch_s", "clock", "slip", "wall_s", "goodput", "time_spent",
 ]  # fmt: skip
 
 

@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-
-from dlpar.config.generator import generator
 
 USEFUL = ("computing", "communicating", "waiting")
 """Kinds of useful time, in steps that count."""
 
 LOST = ("snapshot", "detecting", "restarting", "done again")
 """Kinds of lost time, without training."""
+
+
+def goodput(seconds: Mapping[str, float]) -> float | None:
+    """Return the share of time spent on steps that count; None of no time."""
+    whole = sum(seconds.values())
+    return sum(seconds[kind] for kind in USEFUL) / whole if whole else None
+
 
 NEVER = 1e300
 """A time or number that no run reaches."""
@@ -33,6 +38,8 @@ Interval = int | Callable[[float, list[float]], int]
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
     """Yield times of failures without end, with exponential gaps of this mean."""
+    from dlpar.config.generator import generator  # here: who measures goodput may not have numpy
+
     draw, at = generator(seed, "failures"), 0.0
     while True:
         at += draw.exponential(mtbf)
@@ -69,7 +76,7 @@ class Survived:
     @property
     def goodput(self) -> float:
         """Return the share of all ranks' time spent on steps that count."""
-        return sum(self.seconds[kind] for kind in USEFUL) / self.wall
+        return goodput(self.seconds)
 
     @property
     def committed(self) -> float:
