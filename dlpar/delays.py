@@ -40,6 +40,11 @@ class Delays:
         self.stall, self.halfway = self.delays.stall.get(comm.rank, 0.0), experiment.steps // 2
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
 
+    def change(self, factor: float | None = None, stall: float = 0.0) -> None:
+        """Change the factor from now on, or add seconds to the next step, as somebody asks during the run."""
+        self.factor, self.stall = factor or self.factor, self.stall + stall
+        self.halfway, self.none = 0 if stall else self.halfway, False
+
     def added(self, step: int) -> float:
         """Return the seconds that the distribution adds to a step, drawn by seed, worker and step."""
         kind, mean = self.delays.kind, self.delays.delay_ms / 1000

@@ -129,10 +129,21 @@ class Guardian:
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """End the job, because its owner asked for this through pipe 0, or has ended."""
-        said = os.read(0, 100) if source == 0 else b""
-        gone = "the process that started it has ended, so it was stopped"
-        self.end("stopped", said.decode().strip() if said else gone)
+        """Pause a rank, as its owner asks through pipe 0; or end the job, as he asks, or because he has ended."""
+        said = os.read(0, 1 << 12).decode() if source == 0 else ""
+        for line in said.splitlines() or ["the process that started it has ended, so it was stopped"]:
+            if line.startswith("{"):
+                self._pause(**json.loads(line))
+            else:
+                self.end("stopped", line)
+
+    def _pause(self, pause: int, seconds: float) -> None:
+        """Stop a rank's process for some seconds."""
+        pids = diagnosis.pids_of(self.folder)
+        stopped = [pid for pid in diagnosis.still_ranks(pids) if pids[pid] == pause]
+        processes.kill(stopped, signal.SIGSTOP)
+        self.write(k="paused", at=time.time(), rank=pause, seconds=seconds)
+        threading.Timer(seconds, processes.kill, (stopped, signal.SIGCONT)).start()
 
     def _hear_signal(self, pipe: int) -> None:
         for number in os.read(pipe, 100):
@@ -270,6 +281,7 @@ class Guardian:
     def _clean_up(self) -> None:
         """Remove all processes of the job, and its files outside the run folder."""
         ranks, mpiexec = [*diagnosis.pids_of(self.folder)], self.mpiexec
+        processes.kill(diagnosis.still_ranks(ranks), signal.SIGCONT)  # those that are paused
         if not self.spec["one_host"]:  # only the starter, our single child, reaches ranks on other machines
             starter = [pid for pid in self._below() if processes.parent_of(pid) == os.getpid()]
             processes.kill(starter, signal.SIGTERM)

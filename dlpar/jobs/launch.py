@@ -9,7 +9,6 @@ import pickle
 import resource
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,14 +25,15 @@ from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.diagnosis import OF_ALL, REMOVED, pids_of, still_ranks
+from dlpar.jobs.diagnosis import OF_ALL, REMOVED, dead_in, pids_of, still_ranks
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
+from dlpar.jobs.processes import kill
 from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import Scratch, lock, sweep
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import CALL, Tail, result_path
+from dlpar.jobs.tail import CALL, ORDERS, Tail, result_path
 from dlpar.worlds.mpiexec import environment, find_starter, on_one_host
 from dlpar.worlds.platforms import nodes_of, workload
 
@@ -51,6 +51,10 @@ NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi 
 """Fields of a cluster: the value that needs a GPU, and the values allowed without a GPU."""
 
 
+SLOWEST = 100.0
+"""Largest factor by which a rank is slowed."""
+
+
 class JobFailed(RuntimeError):
     """A job that did not finish; the message has the reason and every failed rank's traceback."""
 
@@ -66,7 +70,7 @@ class Job:
     """
 
     def __init__(self, folder: Path, experiment: Experiment) -> None:
-        self.folder, self.launched = folder, time.time()
+        self.folder, self.launched, self._experiment = folder, time.time(), experiment
         find_starter(), idle_seconds()  # both refuse a bad setting before any file is made
         sweep()
         scratch = Scratch.fresh()
@@ -137,8 +141,72 @@ class Job:
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill a rank's process on this machine, as if the machine had died."""
-        os.kill(int(self.run.ranks["pid"][rank]), signal.SIGKILL)
+        """Kill a real rank now, as if its machine died; in other worlds a rank dies after its present step.
+
+        Raises
+        ------
+        ValueError
+            If there is no such living rank on this machine.
+        """
+        if pid := self._find(rank):
+            return kill([pid])
+        return self._order(rank, die=True)
+
+    def pause(self, rank: int, seconds: float = 3.0) -> None:
+        """Stop a rank for some seconds: a real rank by SIGSTOP, and others on their own clock.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`kill`, or if the job's guardian would end the job, because nothing moves.
+        """
+        most = self._experiment.cluster.timeout / 2
+        if not 0 < seconds <= most:
+            raise ValueError(
+                f"seconds: got {seconds:g}, allowed is above 0 and at most {most:g}, half the timeout"
+            )
+        if self._find(rank):
+            return self._tell(json.dumps({"pause": rank, "seconds": seconds}))
+        return self._order(rank, stall=seconds)
+
+    def slow(self, rank: int, factor: float = 4.0) -> None:
+        """Make a worker a straggler that computes `factor` times as long from now on; 1 ends this.
+
+        Raises
+        ------
+        ValueError
+            As for :meth:`kill`, or if the factor is below 1.
+        """
+        if not 1 <= factor <= SLOWEST:
+            raise ValueError(f"factor: got {factor:g}, allowed is 1 to {SLOWEST:g}")
+        self._find(rank)
+        return self._order(rank, factor=factor)
+
+    def _find(self, rank: int) -> int | None:
+        """Return the process of a rank that has started and lives; None if ranks have no own wall clock."""
+        pids = pids_of(self.folder)
+        found = {pids[pid]: pid for pid in still_ranks(pids)}
+        is_real, living = self._experiment.cluster.world == "real", sorted(found)
+        if not is_real and living:
+            living = [r for r in range(self._experiment.ranks) if r not in dead_in(self.folder)]
+        if rank not in living:
+            raise ValueError(
+                f"rank: got {rank}, allowed is a rank that lives on this machine: {living or 'none'}"
+            )
+        return found[rank] if is_real else None
+
+    def _order(self, rank: int, **what: Any) -> None:
+        """Ask a rank for something that it reads after its present step."""
+        if "die" not in what and self._experiment.workers <= rank < self._experiment.members:
+            raise ValueError(f"rank: got {rank}, a server; allowed is a worker: a server has no delays")
+        with open(self.folder / ORDERS, "a") as file:
+            file.write(json.dumps({"k": "order", "rank": rank, **what}) + "\n")
+
+    def _tell(self, words: str) -> None:
+        """Tell the guardian something; do nothing if the job has ended."""
+        with suppress(OSError, ValueError):
+            self._guardian.stdin.write(words.encode() + b"\n")
+            self._guardian.stdin.flush()
 
     def wait(self, timeout: float | None = None) -> Run:
         """Wait for the end.
@@ -177,9 +245,9 @@ class Job:
         return run
 
     def stop(self, timeout: float = 10.0, reason: str = "stopped by its owner") -> None:
-        """End the job, and wait until it has left nothing; do nothing if it has ended."""
+        """End the job and wait until nothing of it is left; do nothing if it has ended."""
+        self._tell(reason)
         with suppress(OSError, ValueError):
-            self._guardian.stdin.write(reason.encode() + b"\n")
             self._guardian.stdin.close()
         self._wait_ended(timeout)
 

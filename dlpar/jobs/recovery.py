@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
-from dlpar.delays import Death
 from dlpar.jobs.record import Recorder
-from dlpar.jobs.snapshot import Attempt, Keeper, State
+from dlpar.jobs.snapshot import Attempt, Keeper, Orders, State
 from dlpar.sync.membership import Crew, reseated
 from dlpar.train import serve, train
 
@@ -34,7 +33,10 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
     rank = comm.rank
     comm.world.watches = experiment.deaths.goes_on
     usual, experiment = experiment.workers - experiment.backup, attempt.fit(experiment)
-    death, crew = Death(experiment, rank, attempt.number), Crew(tuple(range(experiment.ranks)), experiment)
+    orders, crew = (
+        Orders(folder, experiment, rank, attempt.number),
+        Crew(tuple(range(experiment.ranks)), experiment),
+    )
     keeper, state, lost = None, None, False
     while True:
         try:
@@ -48,7 +50,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
             team = comm.split(int(seat >= e.members), seat) if e.spare_ranks else comm
             if seat < e.members:
                 record.join(team, e.workers - e.backup, usual)
-                keeper = Keeper(folder, e, record, seat, attempt, death, state)
+                keeper = Keeper(folder, e, record, seat, attempt, orders, state)
                 (train if seat < e.workers else serve)(team, e, record, keeper)
                 keeper.close()
             else:

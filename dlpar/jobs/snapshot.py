@@ -27,13 +27,15 @@ from torch import Tensor
 from dlpar import comm
 from dlpar.config.schema import BadExperiment
 from dlpar.delays import Death
+from dlpar.jobs.diagnosis import stamp_of
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
-from dlpar.jobs.tail import REFUSAL, attempts_in, lines_of, source_of
+from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
 from dlpar.sync.membership import resized
 
 if TYPE_CHECKING:
     from dlpar.comm import Recorder
     from dlpar.config.experiment import Experiment
+    from dlpar.delays import Delays
 
 ATTEMPT = "attempt.json"
 """Name of the file with the present attempt of a resumed run."""
@@ -313,7 +315,7 @@ def begin(folder: Path, attempt: Attempt) -> None:
     whole(folder / ATTEMPT, json.dumps(attempt._replace(began=began)).encode())
     for name in attempts[-1]:
         (folder / name).rename(folder / f"{source_of(name)}.{attempt.number - 1}.jsonl")
-    for name in ("summary.json", REFUSAL):
+    for name in ("summary.json", REFUSAL, ORDERS):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -327,6 +329,40 @@ _writer = ThreadPoolExecutor(1, "dlpar-snapshot")
 def written() -> None:
     """Wait until all pending shards are written."""
     _writer.submit(lambda: None).result()
+
+
+ORDERED = {"die", "factor", "stall"}
+"""What somebody can ask of a running rank: its death, a factor of its computing time, seconds without work."""
+
+
+class Orders(Death):
+    """The death of a rank on request, and what somebody asks of the rank while it runs.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder, in which :class:`~dlpar.jobs.launch.Job` writes orders.
+    *death
+        As for :class:`~dlpar.delays.Death`.
+    """
+
+    def __init__(self, folder: Path, *death: Any) -> None:
+        super().__init__(*death)
+        self._path, self._size, self._heard, self._factor = folder / ORDERS, 0, 0, None
+
+    def hear(self, record: Recorder, delays: Delays | None) -> None:
+        """Follow new orders to this rank: to die after this step, or to change its delays."""
+        if (size := stamp_of(self._path)[0]) != self._size:
+            new = [*lines_of(self._path)][self._heard :]
+            self._size, self._heard = size, self._heard + len(new)
+            for order in (order for order in new if order["rank"] == self.rank):
+                self.step = 0 if "die" in order else self.step
+                self._factor = order.get("factor", self._factor)
+                if delays and "stall" in order:
+                    delays.change(stall=order["stall"])
+                record.event("ordered", **{what: order[what] for what in ORDERED & order.keys()})
+        if delays and self._factor not in (None, delays.factor):  # also for new delays after another's death
+            delays.change(self._factor)
 
 
 class Keeper(comm.Keeper):
@@ -344,8 +380,8 @@ class Keeper(comm.Keeper):
         Number of the rank in the job.
     attempt : Attempt
         The attempt, with its start.
-    death : Death
-        When this rank dies on request.
+    orders : Orders
+        Death of this rank on request, and what somebody asks of it.
     state : State, optional
         State to resume from; default: the attempt's snapshot.
     """
@@ -357,13 +393,13 @@ class Keeper(comm.Keeper):
         record: Recorder,
         rank: int,
         attempt: Attempt,
-        death: Death,
+        orders: Orders,
         state: State | None = None,
     ) -> None:
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
         self.state = state or attempt.state(folder, experiment, rank)
         self.every = experiment.snapshot.every
-        self.resumed, self.dies = self.state is not None, death
+        self.resumed, self.orders = self.state is not None, orders
         self.own = self.state.own if self.state else 0
         self.done = state.done if state else attempt.step
         self.parts: dict[str, Any] = {}
@@ -383,7 +419,8 @@ class Keeper(comm.Keeper):
         The last step's snapshot is taken `at_end`, when all ranks have the final weights.
         """
         self.own, self.done = own, done
-        self.dies.after(done, self.record)
+        self.orders.hear(self.record, self.parts.get("delays"))
+        self.orders.after(done, self.record)
         is_due = self.every and done // self.every > self._last // self.every
         if not is_due or (done >= self.experiment.steps and not at_end):
             return

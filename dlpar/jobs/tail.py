@@ -32,6 +32,9 @@ REFUSAL = "refused.txt"
 """Name of the file that explains in a sentence why ranks cannot run with the installed MPI."""
 
 
+ORDERS = "orders.jsonl"
+"""Name of the file with what somebody asks of running ranks."""
+
 RECORDS = re.compile(r"(?:rank-(?:\d{1,5}|all)|job)\.jsonl")
 """Names of the files with records of the present attempt."""
 

@@ -1,0 +1,114 @@
+"""What somebody asks of a running rank: to die, to stop for a while, or to compute more slowly."""
+
+import time
+
+import pytest
+
+import dlpar
+from dlpar.jobs.diagnosis import pids_of
+from dlpar.jobs.processes import state_of
+
+
+def begun(world, steps=4000, **changes):
+    """A job of three ranks whose steps take 10 ms, some steps after its start."""
+    usual = {"workers": 3, "steps": steps, "batch": 60, "evaluate_every": 0}
+    slow = {"kind": "constant", "delay_ms": 10.0}
+    job = dlpar.launch(dlpar.Experiment(**usual, delays=slow, cluster={"world": world}, **changes))
+    job.wait_steps(10)
+    return job
+
+
+def seconds_of_steps(run, rank):
+    return run.steps.query(f"rank == {rank}")["t"].diff().dropna()
+
+
+def ordered(run):
+    events = run.events
+    return [row.dropna().to_dict() for _, row in events[events["name"] == "ordered"].iterrows()]
+
+
+@pytest.mark.parametrize("world", ["real", "paced", "simulated"])
+def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
+    job = begun(world)
+    job.slow(1, 5.0)
+    job.wait_steps(job.run.summary["steps"] + 15)
+    job.slow(1, 1.0)
+    job.wait_steps(job.run.summary["steps"] + 15)
+    job.stop()
+    computing = job.run.steps.pivot(index="step", columns="rank", values="compute")
+    longer = (computing[1] > 3 * computing[0]).to_numpy().nonzero()[0]
+    assert len(longer) >= 10 and longer[0] > 5 and longer[-1] < len(computing) - 5
+    assert [event["factor"] for event in ordered(job.run)] == [5.0, 1.0]
+
+
+@pytest.mark.parametrize("world", ["paced", "simulated"])
+def test_a_rank_on_its_own_clock_stalls_for_some_seconds_of_it(world):
+    job = begun(world)
+    job.pause(2, 1.5)
+    job.wait_steps(job.run.summary["steps"] + 15)
+    job.stop()
+    taken = seconds_of_steps(job.run, 2)
+    assert taken.max() == pytest.approx(1.51, abs=0.05) and (taken > 1).sum() == 1
+
+
+def test_a_real_rank_stops_for_a_while_and_the_job_goes_on():
+    job = begun("real")
+    pid = next(pid for pid, rank in pids_of(job.folder).items() if rank == 1)
+    job.pause(1, 1.0)
+    deadline = time.monotonic() + 5
+    while state_of(pid)[0] != "T" and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert state_of(pid)[0] == "T"
+    job.wait_steps(job.run.summary["steps"] + 30)
+    assert state_of(pid)[0] != "T" and job.run.status == "running"
+    job.stop()
+    assert 0.9 < seconds_of_steps(job.run, 0).max() < 3
+
+
+def test_a_job_with_a_stopped_rank_ends_at_once_and_leaves_nothing():
+    job = begun("real")
+    job.pause(0, 20)
+    time.sleep(0.2)
+    began = time.monotonic()
+    job.stop()
+    assert time.monotonic() - began < 2 and job.alive == 0 and job.run.status == "stopped"
+
+
+@pytest.mark.slow
+def test_others_go_on_when_a_rank_is_killed_and_the_slow_one_stays_slow():
+    job = begun("real", steps=150, deaths={"on_death": "shrink"})
+    job.slow(2, 3.0)
+    job.wait_steps(30)
+    job.kill(0)
+    job.wait_steps(60)
+    with pytest.raises(
+        ValueError, match=r"rank: got 0, allowed is a rank that lives on this machine: \[1, 2\]"
+    ):
+        job.pause(0)
+    run = job.wait(60)
+    last = run.steps[run.steps["step"] > 100]
+    computing = last.groupby("rank")["compute"].mean()
+    assert set(computing.index) == {1, 2} and computing[2] > 2 * computing[1]
+
+
+@pytest.mark.parametrize("world", ["paced", "simulated"])
+def test_a_rank_that_is_killed_dies_after_its_step_in_other_worlds(world):
+    job = begun(world)
+    job.kill(1)
+    with pytest.raises(dlpar.JobFailed, match="rank 1"):
+        job.wait(30)
+
+
+def test_what_no_rank_can_do_is_refused_in_a_sentence():
+    job = begun("real", sync={"scheme": "ps"})
+    for order, said in (
+        (lambda: job.kill(4), r"rank: got 4, allowed is a rank that lives on this machine: \[0, 1, 2, 3\]"),
+        (lambda: job.slow(3), "rank: got 3, a server; allowed is a worker"),
+        (lambda: job.slow(0, 0.5), "factor: got 0.5, allowed is 1 to 100"),
+        (lambda: job.pause(0, 31), "seconds: got 31, allowed is above 0 and at most 30, half the timeout"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            order()
+    job.stop()
+    with pytest.raises(ValueError, match="lives on this machine: none"):
+        job.kill(0)
