@@ -1,4 +1,4 @@
-"""The memory of a rank: bytes of live tensors by kind, and their peak within a step.
+"""The memory of a rank: bytes of live tensors by kind, their peak within a step, and what a model needs.
 
 Each storage is counted once, however many tensors are views of it. Activations are the tensors
 that autograd keeps from the forward pass for the backward pass, until it frees them.
@@ -6,14 +6,13 @@ that autograd keeps from the forward pass for the backward pass, until it frees 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dlpar.replica import Replica
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
@@ -110,6 +109,8 @@ class Memory:
         optimizer : callable
             Returns the bytes of the update rule's state.
         """
+        from torch.autograd.graph import saved_tensors_hooks  # here: a launcher needs only the numbers below
+
         self._watching = step < self._watched
         if not self._watching:
             return nullcontext()
@@ -159,3 +160,84 @@ class _Saved:
 
     def __del__(self) -> None:
         self.memory.drop(self.tensor)
+
+
+# ---- in numbers ----------------------------------------------------------------------
+
+
+STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
+"""Numbers that an update rule keeps for each parameter."""
+
+LEAST_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""Lowest stage of ZeRO that shards each kind of state."""
+
+
+class ModelState(NamedTuple):
+    """Bytes that one rank holds between steps."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Sum of all three."""
+        return sum(self)
+
+
+def model_state(
+    parameters: float, ranks: int = 1, zero: int = 0, bytes_each: Sequence[float] = (2, 2, 12)
+) -> ModelState:
+    """Count the bytes that one of N data-parallel ranks holds for a model of n parameters.
+
+    =====  ==========================  =============================================
+    stage  divided among N ranks       bytes of a rank, of w, g and k a parameter
+    =====  ==========================  =============================================
+    0      nothing                     (w + g + k) n
+    1      optimizer state             (w + g) n + k n / N
+    2      and gradients               w n + (g + k) n / N
+    3      and weights                 (w + g + k) n / N
+    =====  ==========================  =============================================
+
+    Parameters
+    ----------
+    parameters : float
+        n, at least 0.
+    ranks : int
+        N, at least 1.
+    zero : int
+        0, 1, 2 or 3.
+    bytes_each : sequence of 3 floats
+        Bytes of a weight, of its gradient, and of its optimizer state.  The default is Adam in mixed
+        precision (section 3.1): 16-bit weights and gradients, and a 32-bit copy of the weights with two
+        moments. :func:`bytes_of` gives those of this library.
+
+    Raises
+    ------
+    ValueError
+        If a number is not allowed.
+
+    Examples
+    --------
+    >>> round(model_state(7.5e9, ranks=64, zero=3).total / 1e9, 1)
+    1.9
+    """
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero: got {zero!r}, allowed is 0, 1, 2 or 3")
+    if ranks < 1:
+        raise ValueError(f"ranks: got {ranks}, allowed is a whole number from 1")
+    shares = (parameters / (ranks if zero >= LEAST_STAGE[kind] else 1) for kind in ModelState._fields)
+    return ModelState(*(share * size for share, size in zip(shares, bytes_each)))
+
+
+def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
+    """Return the bytes of a weight, of its gradient and of its state in an update rule of :mod:`dlpar.sync.optim`.
+
+    Parameters
+    ----------
+    optimizer : str
+        One of :data:`STATE`.
+    itemsize : int
+        Bytes of a number: 4 or 8.
+    """
+    return itemsize, itemsize, STATE[optimizer] * itemsize

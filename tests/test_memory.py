@@ -8,8 +8,7 @@ from torch import nn
 from trained_ranks import Trained
 from trained_ranks import trained as train
 
-from dlpar.jobs.memory_check import bytes_of, model_state
-from dlpar.memory import KINDS, WATCHED, Memory
+from dlpar.memory import KINDS, WATCHED, Memory, bytes_of, model_state
 from dlpar.replica import Replica
 
 WIDTH, DEPTH, BATCH, ITEM = 64, 7, 24, 8

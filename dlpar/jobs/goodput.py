@@ -40,33 +40,8 @@ def ended_in(folder: Path) -> list[Ended]:
     return found[::-1]
 
 
-class Part:
-    """Steps of one rank in an attempt: those that count, or those that are done again."""
-
-    def __init__(self) -> None:
-        self.first, self.last, self.sums = math.inf, -math.inf, Counter[str]()
-
-    def add(self, steps: Sequence[Record]) -> None:
-        """Add steps, in any order."""
-        self.first = min([self.first, *(s["t"] - s["compute"] - s["comm"] - s["wait"] for s in steps)])
-        self.last = max([self.last, *(s["t"] for s in steps)])
-        for name in ("compute", "comm", "wait", *LOST):
-            self.sums[name] += sum([s.get(name, 0.0) for s in steps])
-
-    def spent(self, seconds: float, is_again: bool) -> Counter[str]:
-        """Divide the seconds of its steps by kind."""
-        compute, comm, wait, *lost = (self.sums[name] for name in ("compute", "comm", "wait", *LOST))
-        spent, left = Counter(dict(zip(LOST, lost))), seconds - sum(lost)
-        if is_again:
-            spent["done again"] += left
-            return spent
-        exposed = min(1.0, max(0.0, left - compute) / (comm + wait)) if comm + wait else 0.0
-        useful = left - exposed * (comm + wait), exposed * comm, exposed * wait
-        return Counter(dict(zip(USEFUL, useful)) | spent)
-
-
 class TimeSpent:
-    """Accumulate the time of a run's workers by kind, from the records of its ranks.
+    """Accumulate the time of a run's workers by kind, from the records of its ranks in any order within an attempt.
 
     Parameters
     ----------
@@ -75,33 +50,25 @@ class TimeSpent:
     """
 
     def __init__(self, ended: Sequence[Ended] = ()) -> None:
-        self._ended, self._number = ended, 0
+        self._ended = [*ended, (math.nan, dict[int, int]())]
         self._wall, self._seconds = 0.0, Counter[str](dict.fromkeys((*USEFUL, *LOST), 0.0))
         self._stopped = self._over = math.nan  # Unix times of the last step's end and of the attempt's
-        self._begin()
+        self._begin(0)
 
-    def _begin(self) -> None:
+    def _begin(self, number: int) -> None:
         """Begin an attempt."""
-        self._end, self._again = [*self._ended, (math.nan, {})][min(self._number, len(self._ended))]
-        self._parts: defaultdict[int, tuple[Part, Part]] = defaultdict(lambda: (Part(), Part()))
-        self._roles, self._dead = defaultdict[str, set[int]](set), set[int]()
-        self._zero = math.nan  # Unix time of second 0
+        self._number, (self._end, self._again) = number, self._ended[min(number, len(self._ended) - 1)]
+        self._first, self._last = dict[int, float](), dict[tuple[int, bool], float]()
+        self._sums = defaultdict[bool, Counter[str]](Counter)  # of steps that count, and of those done again
+        self._spares, self._dead, self._zero = set[int](), set[int](), math.nan  # Unix time of second 0
 
     def header(self, rank: int, record: Record) -> None:
         """Take a rank's role; the first header of an attempt begins it."""
         if record.get("attempt", 0) > self._number:
+            self._over = self._end if self._first else self._over
             self._wall, self._seconds, self._stopped = self.result()
-            self._over, self._number = self._end if self._parts else self._over, record["attempt"]
-            self._begin()
-        self._roles[record["role"]].add(rank)
-
-    def steps(self, rank: int, steps: Sequence[Record]) -> None:
-        """Take steps of a rank."""
-        until = self._again.get(rank, min(self._again.values(), default=math.inf))
-        for is_again in (False, True):
-            own = [step for step in steps if (step["step"] >= until) == is_again]
-            if own:
-                self._parts[rank][is_again].add(own)
+            self._begin(record["attempt"])
+        self._spares |= {rank} if record.get("role") == "spare" else set()
 
     def event(self, record: Record) -> None:
         """Take an event of any rank."""
@@ -110,25 +77,46 @@ class TimeSpent:
         elif record["name"] == "death":
             self._dead.add(record["dead"] if "dead" in record else record["rank"])
 
+    def steps(self, rank: int, steps: Sequence[Record]) -> None:
+        """Take steps of a rank."""
+        began = min(s["t"] - s["compute"] - s["comm"] - s["wait"] for s in steps)
+        self._first[rank] = min(began, self._first.get(rank, math.inf))
+        until = self._again.get(rank, min(self._again.values(), default=math.inf))
+        for is_again in (False, True):
+            own = [step for step in steps if (step["step"] >= until) == is_again]
+            for name in ("compute", "comm", "wait", *LOST):
+                self._sums[is_again][name] += sum([s.get(name, 0.0) for s in own])
+            if own:
+                last = self._last.get((rank, is_again), -math.inf)
+                self._last[rank, is_again] = max(last, *(s["t"] for s in own))
+
     def result(self) -> tuple[float, Counter[str], float]:
         """Return the seconds from the first step to the last, those of a mean worker by kind, and when it stopped.
 
         All kinds add up to the first.  The third is the Unix time of the last step's end, or NaN.
         """
         wall, seconds = self._wall, self._seconds.copy()
-        if not self._parts:
+        if not self._first:
             return wall, seconds, self._stopped
-        begin = min(part.first for both in self._parts.values() for part in both)
-        end = max(part.last for both in self._parts.values() for part in both)
-        spent, seats = Counter[str](), len(self._roles["worker"]) or len(self._parts)
-        for rank, (kept, again) in self._parts.items():
-            first, last = min(kept.first, again.first), max(kept.last, again.last)
-            parted = max(first, kept.last)
-            spent.update(kept.spent(parted - first, False))
-            spent.update(again.spent(last - parted, True))
-            before = 0.0 if rank in self._roles["spare"] else first - begin
-            spent["waiting"] += before + (0.0 if rank in self._dead else end - last)
-        spent["restarting"] += max(0.0, seats * (end - begin) - spent.total())
+        begin, end = min(self._first.values()), max(self._last.values())
+        parted = {
+            rank: max(first, self._last.get((rank, False), first)) for rank, first in self._first.items()
+        }
+        last = {rank: self._last.get((rank, True), until) for rank, until in parted.items()}
+        spares, dead = self._spares & last.keys(), self._dead & last.keys()
+        sums, again = self._sums[False], self._sums[True]
+        spent = Counter({kind: sums[kind] + again[kind] for kind in LOST})
+        spent["done again"] += sum(last.values()) - sum(parted.values()) - sum(again[kind] for kind in LOST)
+        spent["restarting"] += sum(end - last[rank] for rank in dead) - sum(
+            end - self._first[r] for r in spares
+        )
+        idle = sum(first - begin for rank, first in self._first.items() if rank not in spares)
+        idle += sum(end - until for rank, until in last.items() if rank not in dead)
+        seats = len(last) - len(spares)
+        left, talk = seats * (end - begin) - spent.total() - idle, sums["comm"] + sums["wait"]
+        exposed = min(1.0, max(0.0, left - sums["compute"]) / talk) if talk else 0.0
+        spent["communicating"], spent["waiting"] = exposed * sums["comm"], exposed * sums["wait"] + idle
+        spent["computing"] = left - exposed * talk
         seconds.update({kind: total / seats for kind, total in spent.items()})
         gap = self._zero + begin - self._stopped
         if gap > 0:  # both are known

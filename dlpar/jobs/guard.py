@@ -129,21 +129,18 @@ class Guardian:
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """Pause a rank, as its owner asks through pipe 0; or end the job, as he asks, or because he has ended."""
+        """Do what the owner asks through pipe 0: signal a rank, or end the job; end it also if he has ended."""
         said = os.read(0, 1 << 12).decode() if source == 0 else ""
         for line in said.splitlines() or ["the process that started it has ended, so it was stopped"]:
-            if line.startswith("{"):
-                self._pause(**json.loads(line))
-            else:
-                self.end("stopped", line)
+            self._signal(**json.loads(line)) if line.startswith("{") else self.end("stopped", line)
 
-    def _pause(self, pause: int, seconds: float) -> None:
-        """Stop a rank's process for some seconds."""
+    def _signal(self, rank: int, die: bool = False, stall: float = 0.0) -> None:
+        """Kill a rank's process, or stop it for some seconds."""
         pids = diagnosis.pids_of(self.folder)
-        stopped = [pid for pid in diagnosis.still_ranks(pids) if pids[pid] == pause]
-        processes.kill(stopped, signal.SIGSTOP)
-        self.write(k="paused", at=time.time(), rank=pause, seconds=seconds)
-        threading.Timer(seconds, processes.kill, (stopped, signal.SIGCONT)).start()
+        own = [pid for pid in diagnosis.still_ranks(pids) if pids[pid] == rank]
+        self.write(k="order", at=time.time(), rank=rank, die=die, stall=stall)
+        processes.kill(own, signal.SIGKILL if die else signal.SIGSTOP)
+        threading.Timer(stall, processes.kill, (own, signal.SIGCONT)).start()
 
     def _hear_signal(self, pipe: int) -> None:
         for number in os.read(pipe, 100):

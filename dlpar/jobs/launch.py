@@ -28,7 +28,6 @@ from dlpar.jobs.control_groups import cores
 from dlpar.jobs.diagnosis import OF_ALL, REMOVED, dead_in, pids_of, still_ranks
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
-from dlpar.jobs.processes import kill
 from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import Scratch, lock, sweep
 from dlpar.jobs.slots import keeper_socket
@@ -49,10 +48,6 @@ LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 <
 
 NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
 """Fields of a cluster: the value that needs a GPU, and the values allowed without a GPU."""
-
-
-SLOWEST = 100.0
-"""Largest factor by which a rank is slowed."""
 
 
 class JobFailed(RuntimeError):
@@ -141,66 +136,57 @@ class Job:
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill a real rank now, as if its machine died; in other worlds a rank dies after its present step.
+        """Kill a real rank now, as if its machine died; in other worlds it dies after its present step.
 
         Raises
         ------
         ValueError
             If there is no such living rank on this machine.
         """
-        if pid := self._find(rank):
-            return kill([pid])
-        return self._order(rank, die=True)
+        self._order(rank, die=True)
 
     def pause(self, rank: int, seconds: float = 3.0) -> None:
-        """Stop a rank for some seconds: a real rank by SIGSTOP, and others on their own clock.
+        """Stop a rank for some seconds: a real rank by SIGSTOP, others on their own clock.
 
         Raises
         ------
         ValueError
-            As for :meth:`kill`, or if the job's guardian would end the job, because nothing moves.
+            As for :meth:`kill`; and for more than half the job's timeout, after which its guardian ends it.
         """
         most = self._experiment.cluster.timeout / 2
         if not 0 < seconds <= most:
-            raise ValueError(
-                f"seconds: got {seconds:g}, allowed is above 0 and at most {most:g}, half the timeout"
-            )
-        if self._find(rank):
-            return self._tell(json.dumps({"pause": rank, "seconds": seconds}))
-        return self._order(rank, stall=seconds)
+            raise ValueError(f"seconds: got {seconds:g}, allowed is above 0 and at most {most:g}")
+        self._order(rank, stall=seconds)
 
     def slow(self, rank: int, factor: float = 4.0) -> None:
-        """Make a worker a straggler that computes `factor` times as long from now on; 1 ends this.
+        """Make a worker compute `factor` times as long from now on; 1 ends this.
 
         Raises
         ------
         ValueError
-            As for :meth:`kill`, or if the factor is below 1.
+            As for :meth:`kill`, and for a factor below 1 or above 100.
         """
-        if not 1 <= factor <= SLOWEST:
-            raise ValueError(f"factor: got {factor:g}, allowed is 1 to {SLOWEST:g}")
-        self._find(rank)
-        return self._order(rank, factor=factor)
+        if not 1 <= factor <= 100:
+            raise ValueError(f"factor: got {factor:g}, allowed is 1 to 100")
+        self._order(rank, factor=factor)
 
-    def _find(self, rank: int) -> int | None:
-        """Return the process of a rank that has started and lives; None if ranks have no own wall clock."""
-        pids = pids_of(self.folder)
-        found = {pids[pid]: pid for pid in still_ranks(pids)}
-        is_real, living = self._experiment.cluster.world == "real", sorted(found)
-        if not is_real and living:
-            living = [r for r in range(self._experiment.ranks) if r not in dead_in(self.folder)]
-        if rank not in living:
-            raise ValueError(
-                f"rank: got {rank}, allowed is a rank that lives on this machine: {living or 'none'}"
+    def _order(self, rank: int, **order: float) -> None:
+        """Let the guardian signal a rank, or write what the rank reads after each step."""
+        e, pids = self._experiment, pids_of(self.folder)
+        can, is_real = {pids[pid] for pid in still_ranks(pids)}, e.cluster.world == "real"
+        if can and not is_real:
+            can = set(range(e.ranks)) - dead_in(self.folder)
+        if "factor" in order or ("stall" in order and not is_real):
+            can -= set(range(e.workers, e.members))  # servers have no delays
+        if rank not in can:
+            allowed = (
+                f"one of {sorted(can)}, which live on this machine" if can else "none, for no rank lives"
             )
-        return found[rank] if is_real else None
-
-    def _order(self, rank: int, **what: Any) -> None:
-        """Ask a rank for something that it reads after its present step."""
-        if "die" not in what and self._experiment.workers <= rank < self._experiment.members:
-            raise ValueError(f"rank: got {rank}, a server; allowed is a worker: a server has no delays")
+            raise ValueError(f"rank: got {rank}, allowed is {allowed}")
+        if is_real and "factor" not in order:
+            return self._tell(json.dumps({"rank": rank, **order}))
         with open(self.folder / ORDERS, "a") as file:
-            file.write(json.dumps({"k": "order", "rank": rank, **what}) + "\n")
+            file.write(json.dumps({"k": "order", "rank": rank, **order}) + "\n")
 
     def _tell(self, words: str) -> None:
         """Tell the guardian something; do nothing if the job has ended."""

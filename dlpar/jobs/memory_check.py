@@ -8,12 +8,11 @@ counted.  So a job that fits is never refused, but a job slightly too large may 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import memory
+from dlpar.memory import bytes_of, model_state
 from dlpar.worlds.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
@@ -89,81 +88,3 @@ def hidden_weights(e: Experiment) -> int:
 
 def _in_words(nbytes: float) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.0f} MB"
-
-
-STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
-"""Numbers that an update rule keeps for each parameter."""
-
-LEAST_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""Lowest stage of ZeRO that shards each kind of state."""
-
-
-class ModelState(NamedTuple):
-    """Bytes that one rank holds between steps."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-
-    @property
-    def total(self) -> float:
-        """Sum of all three."""
-        return sum(self)
-
-
-def model_state(
-    parameters: float, ranks: int = 1, zero: int = 0, bytes_each: Sequence[float] = (2, 2, 12)
-) -> ModelState:
-    """Count the bytes that one of N data-parallel ranks holds for a model of n parameters.
-
-    =====  ==========================  =============================================
-    stage  divided among N ranks       bytes of a rank, of w, g and k a parameter
-    =====  ==========================  =============================================
-    0      nothing                     (w + g + k) n
-    1      optimizer state             (w + g) n + k n / N
-    2      and gradients               w n + (g + k) n / N
-    3      and weights                 (w + g + k) n / N
-    =====  ==========================  =============================================
-
-    Parameters
-    ----------
-    parameters : float
-        n, at least 0.
-    ranks : int
-        N, at least 1.
-    zero : int
-        0, 1, 2 or 3.
-    bytes_each : sequence of 3 floats
-        Bytes of a weight, of its gradient, and of its optimizer state.  The default is Adam in mixed
-        precision (section 3.1): 16-bit weights and gradients, and a 32-bit copy of the weights with two
-        moments. :func:`bytes_of` gives those of this library.
-
-    Raises
-    ------
-    ValueError
-        If a number is not allowed.
-
-    Examples
-    --------
-    >>> round(model_state(7.5e9, ranks=64, zero=3).total / 1e9, 1)
-    1.9
-    """
-    if zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero: got {zero!r}, allowed is 0, 1, 2 or 3")
-    if ranks < 1:
-        raise ValueError(f"ranks: got {ranks}, allowed is a whole number from 1")
-    shares = (parameters / (ranks if zero >= LEAST_STAGE[kind] else 1) for kind in ModelState._fields)
-    return ModelState(*(share * size for share, size in zip(shares, bytes_each)))
-
-
-def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
-    """Return the bytes of a weight, of its gradient and of its state in an update rule of :mod:`dlpar.sync.optim`.
-
-    Parameters
-    ----------
-    optimizer : str
-        One of :data:`STATE`.
-    itemsize : int
-        Bytes of a number: 4 or 8.
-    """
-    return itemsize, itemsize, STATE[optimizer] * itemsize

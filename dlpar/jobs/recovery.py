@@ -33,10 +33,8 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
     rank = comm.rank
     comm.world.watches = experiment.deaths.goes_on
     usual, experiment = experiment.workers - experiment.backup, attempt.fit(experiment)
-    orders, crew = (
-        Orders(folder, experiment, rank, attempt.number),
-        Crew(tuple(range(experiment.ranks)), experiment),
-    )
+    orders = Orders(folder, experiment, rank, attempt.number)
+    crew = Crew(tuple(range(experiment.ranks)), experiment)
     keeper, state, lost = None, None, False
     while True:
         try:

@@ -22,11 +22,6 @@ def seconds_of_steps(run, rank):
     return run.steps.query(f"rank == {rank}")["t"].diff().dropna()
 
 
-def ordered(run):
-    events = run.events
-    return [row.dropna().to_dict() for _, row in events[events["name"] == "ordered"].iterrows()]
-
-
 @pytest.mark.parametrize("world", ["real", "paced", "simulated"])
 def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
     job = begun(world)
@@ -35,10 +30,16 @@ def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
     job.slow(1, 1.0)
     job.wait_steps(job.run.summary["steps"] + 15)
     job.stop()
-    computing = job.run.steps.pivot(index="step", columns="rank", values="compute")
-    longer = (computing[1] > 3 * computing[0]).to_numpy().nonzero()[0]
-    assert len(longer) >= 10 and longer[0] > 5 and longer[-1] < len(computing) - 5
-    assert [event["factor"] for event in ordered(job.run)] == [5.0, 1.0]
+    events = job.run.events.query("name == 'ordered'")
+    assert events["factor"].tolist() == [5.0, 1.0]
+    slow, usual = events["t"]
+    during, after = (
+        job.run.steps.query(f"{slow} + 0.1 < t < {usual}"),
+        job.run.steps.query(f"t > {usual} + 0.1"),
+    )
+    for steps, longer in ((during, (3, 6)), (after, (0.5, 2))):
+        computing = steps.groupby("rank")["compute"].median()
+        assert longer[0] < computing[1] / computing[0] < longer[1]
 
 
 @pytest.mark.parametrize("world", ["paced", "simulated"])
@@ -81,9 +82,7 @@ def test_others_go_on_when_a_rank_is_killed_and_the_slow_one_stays_slow():
     job.wait_steps(30)
     job.kill(0)
     job.wait_steps(60)
-    with pytest.raises(
-        ValueError, match=r"rank: got 0, allowed is a rank that lives on this machine: \[1, 2\]"
-    ):
+    with pytest.raises(ValueError, match=r"rank: got 0, allowed is one of \[1, 2\]"):
         job.pause(0)
     run = job.wait(60)
     last = run.steps[run.steps["step"] > 100]
@@ -102,13 +101,13 @@ def test_a_rank_that_is_killed_dies_after_its_step_in_other_worlds(world):
 def test_what_no_rank_can_do_is_refused_in_a_sentence():
     job = begun("real", sync={"scheme": "ps"})
     for order, said in (
-        (lambda: job.kill(4), r"rank: got 4, allowed is a rank that lives on this machine: \[0, 1, 2, 3\]"),
-        (lambda: job.slow(3), "rank: got 3, a server; allowed is a worker"),
+        (lambda: job.kill(4), r"rank: got 4, allowed is one of \[0, 1, 2, 3\], which live on this machine"),
+        (lambda: job.slow(3), r"rank: got 3, allowed is one of \[0, 1, 2\]"),
         (lambda: job.slow(0, 0.5), "factor: got 0.5, allowed is 1 to 100"),
-        (lambda: job.pause(0, 31), "seconds: got 31, allowed is above 0 and at most 30, half the timeout"),
+        (lambda: job.pause(0, 31), "seconds: got 31, allowed is above 0 and at most 30"),
     ):
         with pytest.raises(ValueError, match=said):
             order()
     job.stop()
-    with pytest.raises(ValueError, match="lives on this machine: none"):
+    with pytest.raises(ValueError, match="rank: got 0, allowed is none, for no rank lives"):
         job.kill(0)

@@ -13,12 +13,12 @@ import pandas as pd
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.split import SCHEDULES as TRAITS
-from dlpar.jobs.memory_check import bytes_of, model_state
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, gantt, listed, require, stacked
 from dlpar.lab.labels import labels
+from dlpar.memory import bytes_of, model_state
 from dlpar.split.mesh import coordinates, sizes_of
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory import sizes
