@@ -96,10 +96,8 @@ def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str,
         path = result_path(worker.job.folder, worker.rank)
         while not path.exists() and not worker.job.ended and time.monotonic() < deadline:
             time.sleep(0.02)
-        has_ended = worker.job.ended
-        outcome = (
-            load(path.read_bytes()) if path.exists() else {"error": "ended" if has_ended else "still running"}
-        )
+        unfinished = {"error": "ended" if worker.job.ended else "still running"}
+        outcome = load(path.read_bytes()) if path.exists() else unfinished
         kind = "failures" if "error" in outcome else "workers"
         found[kind].append({"role": worker.role, "index": worker.index, **outcome})
     return found
@@ -119,14 +117,9 @@ def _launch(
         if count < (least := int(role == "worker")):
             raise BadExperiment(f"{role} processes: got {count}, allowed is a whole number from {least}")
         if not Path(script).is_file():
-            raise BadExperiment(
-                f"{role} script: got {str(script)!r}, allowed is the path of a file of Python"
-            )
-    tasks = [
-        (role, n, str(Path(script).resolve()))
-        for role, (count, script) in roles.items()
-        for n in range(count)
-    ]
+            raise BadExperiment(f"{role} script: got {str(script)!r}, allowed is the path of a file")
+    scripts = {role: str(Path(script).resolve()) for role, (_, script) in roles.items()}
+    tasks = [(role, n, scripts[role]) for role, (count, _) in roles.items() for n in range(count)]
     job = begin(_run, tasks, workers=len(tasks), timeout=timeout, **{"world": "real", **cluster})
     return [Worker(job, rank, role, n) for rank, (role, n, _) in enumerate(tasks)]
 

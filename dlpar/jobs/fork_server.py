@@ -102,9 +102,8 @@ def _socket_path() -> Path:
 def _fingerprint() -> str:
     """Return a text that depends on every file that ranks run, so that no rank runs old code."""
     root = Path(dlpar.__file__).parent
-    files = sorted(
-        f for f in root.rglob("*") if f.suffix in READ and f.relative_to(root).parts[0] not in NOT_RUN
-    )
+    files = sorted(file for file in root.rglob("*") if file.suffix in READ)
+    files = [file for file in files if file.relative_to(root).parts[0] not in NOT_RUN]
     state = [(str(f), s.st_mtime_ns, s.st_size) for f in files for s in [f.stat()]]
     return hashlib.sha1(repr(state).encode()).hexdigest()
 

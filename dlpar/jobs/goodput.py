@@ -98,20 +98,17 @@ class TimeSpent:
         wall, seconds = self._wall, self._seconds.copy()
         if not self._first:
             return wall, seconds, self._stopped
-        begin, end = min(self._first.values()), max(self._last.values())
-        parted = {
-            rank: max(first, self._last.get((rank, False), first)) for rank, first in self._first.items()
-        }
+        first, begin, end = self._first, min(self._first.values()), max(self._last.values())
+        parted = {rank: max(began, self._last.get((rank, False), began)) for rank, began in first.items()}
         last = {rank: self._last.get((rank, True), until) for rank, until in parted.items()}
         spares, dead = self._spares & last.keys(), self._dead & last.keys()
         sums, again = self._sums[False], self._sums[True]
         spent = Counter({kind: sums[kind] + again[kind] for kind in LOST})
         spent["done again"] += sum(last.values()) - sum(parted.values()) - sum(again[kind] for kind in LOST)
-        spent["restarting"] += sum(end - last[rank] for rank in dead) - sum(
-            end - self._first[r] for r in spares
-        )
-        idle = sum(first - begin for rank, first in self._first.items() if rank not in spares)
-        idle += sum(end - until for rank, until in last.items() if rank not in dead)
+        spent["restarting"] += sum(first[rank] for rank in spares) - sum(last[rank] for rank in dead)
+        spent["restarting"] += (len(dead) - len(spares)) * end
+        idle = sum(first[rank] - begin for rank in first.keys() - spares)
+        idle += sum(end - last[rank] for rank in last.keys() - dead)
         seats = len(last) - len(spares)
         left, talk = seats * (end - begin) - spent.total() - idle, sums["comm"] + sums["wait"]
         exposed = min(1.0, max(0.0, left - sums["compute"]) / talk) if talk else 0.0

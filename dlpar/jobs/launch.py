@@ -179,9 +179,7 @@ class Job:
         if "factor" in order or ("stall" in order and not is_real):
             can -= set(range(e.workers, e.members))  # servers have no delays
         if rank not in can:
-            allowed = (
-                f"one of {sorted(can)}, which live on this machine" if can else "none, for no rank lives"
-            )
+            allowed = f"one of {sorted(can)}, alive on this machine" if can else "none: no rank is alive"
             raise ValueError(f"rank: got {rank}, allowed is {allowed}")
         if is_real and "factor" not in order:
             return self._tell(json.dumps({"rank": rank, **order}))
@@ -304,16 +302,13 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     folder, experiment, status = run.path, run.experiment, run.status
     goes_on = run.live and status in ("queued", "starting", "running")
     if goes_on or status == "done":
-        what = "still goes on" if goes_on else "is done"
-        raise BadExperiment(
-            f"run: got {run.id}, which {what}; allowed is one that ended before its last step"
-        )
+        what = f"run: got {run.id}, which {'still goes on' if goes_on else 'is done'}"
+        raise BadExperiment(f"{what}; allowed is one that ended before its last step")
     experiment = snapshot.Attempt(workers=workers or 0).fit(experiment)
     check_machine(experiment)
     attempt = snapshot.newest(folder, experiment)
-    held = lock(
-        folder / "lock", CLEARING
-    )  # wait while its guardian cleans up; from then on no other process can resume the run
+    # Wait while its guardian cleans up; from then on no other process can resume the run.
+    held = lock(folder / "lock", CLEARING)
     if held is None:
         raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
     with os.fdopen(held, "w"):

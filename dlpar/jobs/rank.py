@@ -121,10 +121,8 @@ def _read_work(folder: Path) -> tuple[Experiment, bytes | None, Attempt]:
 def _begin(record: Recorder, experiment: Experiment, launched: float | None, attempt: Attempt) -> None:
     """Record this rank's header, and on rank 0 the duration of the launch."""
     resumed = {"attempt": attempt.number, "resumed": attempt.step, "began": attempt.began}
-    resumed = resumed if attempt.number else {}
-    record.header(
-        role=role(attempt.fit(experiment), record.comm.rank), threads=torch.get_num_threads(), **resumed
-    )
+    facts = {"threads": torch.get_num_threads(), **(resumed if attempt.number else {})}
+    record.header(role=role(attempt.fit(experiment), record.comm.rank), **facts)
     if record.comm.rank == 0:
         now = time.time()
         at = {} if record.comm.world.clock == "virtual" else {"at": now}

@@ -227,9 +227,8 @@ def check(folder: Path, step: int, experiment: Experiment) -> int:
 def identity(experiment: Experiment) -> str:
     """Describe in words the runs that a snapshot fits, on any number of workers."""
     e = experiment
-    return (
-        f"{e.model} on {e.data} by {e.sync}, split {e.split}, {e.members - e.workers} servers, seed {e.seed}"
-    )
+    servers = e.members - e.workers
+    return f"{e.model} on {e.data} by {e.sync}, split {e.split}, {servers} servers, seed {e.seed}"
 
 
 class Attempt(NamedTuple):

@@ -101,7 +101,7 @@ def test_a_rank_that_is_killed_dies_after_its_step_in_other_worlds(world):
 def test_what_no_rank_can_do_is_refused_in_a_sentence():
     job = begun("real", sync={"scheme": "ps"})
     for order, said in (
-        (lambda: job.kill(4), r"rank: got 4, allowed is one of \[0, 1, 2, 3\], which live on this machine"),
+        (lambda: job.kill(4), r"rank: got 4, allowed is one of \[0, 1, 2, 3\], alive on this machine"),
         (lambda: job.slow(3), r"rank: got 3, allowed is one of \[0, 1, 2\]"),
         (lambda: job.slow(0, 0.5), "factor: got 0.5, allowed is 1 to 100"),
         (lambda: job.pause(0, 31), "seconds: got 31, allowed is above 0 and at most 30"),
@@ -109,5 +109,5 @@ def test_what_no_rank_can_do_is_refused_in_a_sentence():
         with pytest.raises(ValueError, match=said):
             order()
     job.stop()
-    with pytest.raises(ValueError, match="rank: got 0, allowed is none, for no rank lives"):
+    with pytest.raises(ValueError, match="rank: got 0, allowed is none: no rank is alive"):
         job.kill(0)
