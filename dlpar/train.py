@@ -34,9 +34,8 @@ def train(
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
     once = comm.world.once
     dataset = once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
-    sampler = once(
-        "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
-    )
+    replicas, size = experiment.of_replicas(), len(dataset.train_x)
+    sampler = once("batches", lambda: Sampler(replicas, dataset.train_y, size, comm.device))
     model = comm.world.build(lambda: models.build(experiment, dataset).to(comm.device))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)

@@ -65,7 +65,7 @@ class Dataset:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the training samples at `indices`, (n,), which may be on another device."""
-        if self.train_y.is_cuda:  # a copy from pinned memory does not block
+        if self.train_y.is_cuda and indices.is_cpu:  # a copy from pinned memory does not block
             indices = indices.pin_memory()
         indices = indices.to(self.train_y.device, non_blocking=True)
         return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)

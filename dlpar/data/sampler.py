@@ -42,6 +42,9 @@ class Sampler:
         Label of each training sample, shape (size,), used by ``by_label`` only.
     size : int
         Number of training samples.
+    device : torch.device or str
+        Device of the indices, where whole stretches of the streams are kept; a fraction below 1 is drawn on the
+        host.
 
     Raises
     ------
@@ -49,7 +52,9 @@ class Sampler:
         If there are fewer samples than workers, or no labels for ``by_label``.
     """
 
-    def __init__(self, experiment: Experiment, labels: Tensor | None, size: int) -> None:
+    def __init__(
+        self, experiment: Experiment, labels: Tensor | None, size: int, device: torch.device | str = "cpu"
+    ) -> None:
         e, workers = experiment, experiment.workers
         # An iid worker owns no samples, so a batch may be larger than the data set.
         needed = 1 if e.shards == "iid" else workers
@@ -67,11 +72,12 @@ class Sampler:
         else:
             self._counts = [e.local_batch(worker) for worker in range(workers)]
         self._starts = [0, *accumulate(self._counts)]
+        on = "cpu" if self.fraction < 1 else device
         if e.shards == "iid":
-            self._streams = [_Stream(np.arange(size), e.seed, "epoch")]
+            self._streams = [_Stream(np.arange(size), on, e.seed, "epoch")]
         else:
             members = _cut(e, labels, size)
-            self._streams = [_Stream(own, e.seed, "shard", worker) for worker, own in enumerate(members)]
+            self._streams = [_Stream(own, on, e.seed, "shard", worker) for worker, own in enumerate(members)]
 
     def count(self, worker: int) -> int:
         """Return the number of `worker`'s samples (0-based) in each step, before a fraction below 1 reduces it."""
@@ -99,26 +105,30 @@ class Sampler:
         else:
             taken = self._streams[worker].take(step * count, count)
         if self.fraction < 1:
-            taken = taken[hashed(self.seed + step, taken) < self.fraction]
-        return torch.from_numpy(taken)
+            kept = hashed(self.seed + step, taken.numpy()) < self.fraction
+            taken = taken[torch.from_numpy(kept)]
+        return taken
 
 
 class _Stream:
     """An endless stream: each epoch holds each of `members` once, in an order drawn by key and epoch."""
 
-    def __init__(self, members: np.ndarray, seed: int, purpose: str, *key: int) -> None:
-        self.members = members
+    def __init__(
+        self, members: np.ndarray, device: torch.device | str, seed: int, purpose: str, *key: int
+    ) -> None:
+        self.members, self._device = members, device
         self._key = (seed, purpose, *key)
         self._epochs = max(1, min(EPOCHS, SAMPLES // len(members)))
         self._long = self._epochs * len(members)
         # Two stretches are kept: a batch may begin in one and end in the next.
         self._stretch = lru_cache(maxsize=2)(self._drawn)
 
-    def _drawn(self, stretch: int) -> np.ndarray:
+    def _drawn(self, stretch: int) -> Tensor:
         epochs = range(stretch * self._epochs, (stretch + 1) * self._epochs)
-        return np.concatenate([generator(*self._key, epoch).permutation(self.members) for epoch in epochs])
+        drawn = [generator(*self._key, epoch).permutation(self.members) for epoch in epochs]
+        return torch.from_numpy(np.concatenate(drawn)).to(self._device)
 
-    def take(self, start: int, count: int) -> np.ndarray:
+    def take(self, start: int, count: int) -> Tensor:
         """Return positions ``start`` to ``start + count`` of the stream, read-only."""
         pieces = []
         while count:
@@ -126,7 +136,7 @@ class _Stream:
             pieces.append(self._stretch(stretch)[offset : offset + count])
             start += len(pieces[-1])
             count -= len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def hashed(key: int, numbers: np.ndarray) -> np.ndarray:

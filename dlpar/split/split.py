@@ -82,6 +82,16 @@ class Task:
             return nullcontext()
         return torch.autocast(self.comm.device.type, torch.bfloat16)
 
+    @contextmanager
+    def casts_kept(self) -> Iterator[None]:
+        """Let the forward passes inside share their weights' casts to bfloat16; the weights must not change."""
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
     def share(self, samples: int) -> float:
         """Return the weight of samples in the mean over the global batch: samples / global_batch."""
         return samples / self.global_batch
@@ -142,14 +152,16 @@ class Split:
         task, replica = self.task, self.replica
         pieces = task.microbatches(step, self.microbatches)
         losses, counts = [], [len(y) for _, y in pieces]
-        replica.zero_gradient()
-        for micro, ((x, y), samples) in enumerate(zip(pieces, counts)):
-            replica.last = micro == len(pieces) - 1  # its backward pass completes the gradient
-            with self._pass("forward"):
-                loss = self._forward(x, y)
-            with self._pass("backward"):
-                self._backward(loss, samples)
-            losses.append(loss.detach())
+        replica.begin()
+        with task.casts_kept():
+            for micro, ((x, y), samples) in enumerate(zip(pieces, counts)):
+                replica.last = micro == len(pieces) - 1  # its backward pass completes the gradient
+                with self._pass("forward"):
+                    loss = self._forward(x, y)
+                with self._pass("backward"):
+                    self._backward(loss, samples)
+                losses.append(loss.detach())
+        replica.collect()
         self._report(mean(losses, counts), sum(counts))
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:

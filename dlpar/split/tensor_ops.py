@@ -251,5 +251,5 @@ def _moments(x: torch.Tensor) -> torch.Tensor:
     """
     x = x.double()
     across = [d for d in range(x.dim()) if d != 1]
-    count = x.new_tensor([x.numel() / x.shape[1]])
+    count = x.new_full((1,), x.numel() / x.shape[1])  # without a copy from the host, which would wait
     return torch.cat([x.sum(across), (x * x).sum(across), count])

@@ -126,6 +126,7 @@ class ZeroSplit(LayerwiseSplit):
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
         super().__init__(task)
+        self.replica.collects = False  # a layer's gradient is added to its chunk as soon as it is there
         # In the order of the replica.
         self.lengths = [len(sharded.weights.flat) for sharded in reversed(self.sharded)]
 

@@ -61,22 +61,33 @@ def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) 
 
 def _momentum(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     buffers = [state.get("momentum")]
-    sgd([weights], [gradient], buffers, lr=lr, momentum=state["mu"], dampening=0.0, nesterov=False, **PLAIN)
+    rule: dict[str, Any] = {"momentum": state["mu"], "dampening": 0.0, "nesterov": False}
+    sgd([weights], [gradient], buffers, lr=lr, fused=weights.is_cuda, **rule, **PLAIN)
     state["momentum"] = buffers[0]
 
 
 def _adagrad(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
-    sums = state.setdefault("sum", torch.zeros_like(weights))
-    count = state.setdefault("step", torch.zeros(()))
+    sums, count = _kept(state, weights, "sum")
     adagrad([weights], [gradient], [sums], [count], lr=lr, lr_decay=0.0, eps=1e-10, **PLAIN)
 
 
 def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
-    mean = state.setdefault("mean", torch.zeros_like(weights))
-    square = state.setdefault("square", torch.zeros_like(weights))
-    count = state.setdefault("step", torch.zeros(()))
+    is_fused = weights.is_cuda
+    mean, square, count = _kept(
+        state, weights, "mean", "square", count_on=weights.device if is_fused else None
+    )
     rule: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-8, "amsgrad": False}
-    adam([weights], [gradient], [mean], [square], [], [count], lr=lr, **rule, **PLAIN)
+    adam([weights], [gradient], [mean], [square], [], [count], lr=lr, fused=is_fused, **rule, **PLAIN)
+
+
+def _kept(
+    state: dict, weights: torch.Tensor, *names: str, count_on: torch.device | None = None
+) -> list[torch.Tensor]:
+    """Return the rule's vectors of these names and its count of steps, which are allocated in the first step."""
+    if "step" not in state:
+        state |= {name: torch.zeros_like(weights) for name in names}
+        state["step"] = torch.zeros((), device=count_on)
+    return [state[name] for name in (*names, "step")]
 
 
 RULES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, dict], None]] = {
