@@ -18,11 +18,12 @@ LAB_ARGS    ?=
 HUB_ARGS    ?=
 GRADE_ARGS  ?=
 BENCH       ?=
+GPU_ARGS    ?=
 ROUNDS      ?= 300
 SEED        ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub release grade slides picture lint test quick bench hostile faults setup clean FORCE
+.PHONY: help lab hub release grade slides picture lint test quick bench gpu hostile faults setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
@@ -31,6 +32,7 @@ help:  ## this text
 	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
 	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
 	@echo '               simulation tensor pipeline hub step gpu'
+	@echo '  GPU_ARGS     stages, any of probe tests matrix profile bench, and --device cpu to try them (gpu)'
 	@echo '  ROUNDS, SEED how many faults, and which (faults)'
 	@echo '  HUB_ARGS     flags of `dlpar hub` (hub)'
 	@echo '  GRADE_ARGS   what `dlpar grade` is to grade, and how (grade)'
@@ -113,6 +115,9 @@ quick: $(STAMP)  ## run the quick part of the tests
 
 bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)
+
+gpu: $(STAMP)  ## on a machine with one GPU: is all right, and how quick is it? two calls of five minutes
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/gpu $(GPU_ARGS)
 
 hostile: $(STAMP)  ## try hostile input and, as root, a hostile account; prints what is not withstood
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/hostile
