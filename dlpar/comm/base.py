@@ -178,6 +178,8 @@ class World:
         Whether ranks compute numbers; otherwise buffers are ghosts: sizes without data.
     watches : bool
         Whether a receive from any source checks for dead ranks, because no message would report a death.
+    native : bool
+        Whether the carrier's own collectives run beside the host's program, so that splits use them.
     eager : float
         Largest message in bytes whose send returns at once.  Open MPI's shared memory sends 4,096 at once,
         with a header.
@@ -188,6 +190,7 @@ class World:
 
     def __init__(self, device: torch.device, carrier: str) -> None:
         self.device, self.carrier = device, carrier
+        self.native = carrier in ("nccl", "gloo")
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Make a read-only object that is equal on all ranks; a simulated world makes it once per name."""

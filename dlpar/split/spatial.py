@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dlpar.collectives import ring_allreduce
+from dlpar.collectives import ALLREDUCE
 from dlpar.comm import wait_all
 from dlpar.split.mesh import Mesh, shares
 from dlpar.split.split import LayerwiseSplit, Task, backward, narrowed
@@ -71,7 +71,8 @@ class SpatialSplit(LayerwiseSplit):
     def reduce(self) -> None:
         """Add up the gradients of weights over the pieces of images; tiles have separate weights."""
         if not self.tiled:
-            ring_allreduce(self.mesh.comm, self.of_pieces)
+            kind = "library" if self.comm.world.native else "ring"
+            ALLREDUCE[kind](self.mesh.comm, self.of_pieces)
 
     def whole(self) -> nn.Module | None:
         if not self.tiled:

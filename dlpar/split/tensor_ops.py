@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter
+from dlpar.collectives import ALLREDUCE, HALVES
 from dlpar.comm import Comm
 from dlpar.split.mesh import shares
 from dlpar.split.split import narrowed
@@ -65,17 +65,20 @@ class TensorGroup:
     ) -> None:
         self.comm, self.rank, self.size, self.weights_wait = comm, comm.rank, comm.size, weights_wait
         self._pause, self.async_allreduce = pause, async_allreduce
+        kind = "library" if comm.world.native else "ring"
+        self.allreduce = ALLREDUCE[kind]
+        self._reduce_scatter, self._allgather = HALVES[kind]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, of any shape."""
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         with self._pause():
-            ring_allreduce(self.comm, total.view(-1))
+            self.allreduce(self.comm, total.view(-1))
         return total
 
     def sum_beside(self, tensor: Tensor, work: Callable[[], T]) -> T:
         """Sum all ranks' contiguous tensors in place during this rank's `work`, and return its result."""
-        request = self.comm.start(ring_allreduce, tensor.view(-1))
+        request = self.comm.start(self.allreduce, tensor.view(-1))
         result = work()
         with self._pause():
             request.wait()
@@ -87,7 +90,7 @@ class TensorGroup:
         pieces = [self.comm.empty([*shape[:dim], size, *shape[dim + 1 :]], piece.dtype) for size in sizes]
         pieces[self.rank].copy_(piece.detach())
         with self._pause():
-            ring_allgather(self.comm, turned([piece.view(-1) for piece in pieces]))
+            self._allgather(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces
 
     def scatter(self, tensor: Tensor, dim: int) -> Tensor:
@@ -95,7 +98,7 @@ class TensorGroup:
         parts = tensor.chunk(self.size, dim)
         pieces = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         with self._pause():
-            ring_reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
+            self._reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces[self.rank]
 
     def charge(self, flops: float, x: Tensor) -> Tensor:

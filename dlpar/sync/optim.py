@@ -72,21 +72,16 @@ def _adagrad(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: di
 
 
 def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
-    is_fused = weights.is_cuda
-    mean, square, count = _kept(
-        state, weights, "mean", "square", count_on=weights.device if is_fused else None
-    )
+    mean, square, count = _kept(state, weights, "mean", "square", fused=weights.is_cuda)
     rule: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-8, "amsgrad": False}
-    adam([weights], [gradient], [mean], [square], [], [count], lr=lr, fused=is_fused, **rule, **PLAIN)
+    adam([weights], [gradient], [mean], [square], [], [count], lr=lr, fused=weights.is_cuda, **rule, **PLAIN)
 
 
-def _kept(
-    state: dict, weights: torch.Tensor, *names: str, count_on: torch.device | None = None
-) -> list[torch.Tensor]:
+def _kept(state: dict, weights: torch.Tensor, *names: str, fused: bool = False) -> list[torch.Tensor]:
     """Return the rule's vectors of these names and its count of steps, which are allocated in the first step."""
     if "step" not in state:
         state |= {name: torch.zeros_like(weights) for name in names}
-        state["step"] = torch.zeros((), device=count_on)
+        state["step"] = torch.zeros((), device=weights.device if fused else None)
     return [state[name] for name in (*names, "step")]
 
 
