@@ -69,6 +69,7 @@ def test_workers_run_a_script_and_their_results_and_failures_are_told_apart(scri
     assert not workers[0].job.folder.exists()
 
 
+@pytest.mark.slow
 def test_one_that_still_runs_is_a_failure_of_the_wait_and_can_be_stopped(script):
     workers = launch_workers(
         2, script("import os, time\nif os.environ['DLPAR_WORKER'] == '1': time.sleep(60)\n")

@@ -26,6 +26,7 @@ OPTIONS = (
 
 
 @pytest.mark.skipif(TSC is None, reason="TypeScript's tsc is not installed (npm install --global typescript)")
+@pytest.mark.slow
 def test_types_of_the_modules_fit():
     modules = [str(path) for path in sorted(HERE.glob("*.js"))]
     found = subprocess.run([TSC, *OPTIONS, *modules], capture_output=True, text=True, timeout=120, cwd=HERE)

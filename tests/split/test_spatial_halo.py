@@ -83,6 +83,7 @@ def layers(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(make=layers(), height=st.integers(3, 14), width=st.integers(3, 14), grid=st.sampled_from(GRIDS))
+@pytest.mark.slow
 def test_any_layer_of_any_image_is_the_same_in_pieces_or_says_which_pieces_are_too_small(
     make, height, width, grid
 ):

@@ -41,6 +41,7 @@ def by_hand(blocks: int, **fields) -> tuple[list[float], Stack]:
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 5])
+@pytest.mark.slow
 def test_blocks_on_ranks_train_as_one_after_the_other_in_one_process(blocks, tmp_path):
     expected, stack = by_hand(blocks)
     run = trained(tmp_path / "run", workers=blocks, split="stacking", **SMALL)
@@ -65,6 +66,7 @@ def test_outputs_go_forward_and_nothing_comes_back(tmp_path):
         assert row["messages"] == SMALL["steps"] * (rank < 3)
 
 
+@pytest.mark.slow
 def test_a_block_waits_for_the_first_outputs_only_where_a_pipeline_has_a_bubble_every_step(tmp_path):
     shares = {}
     for name, split in (("stack", "stacking"), ("pipeline", {"kind": "pipeline", "microbatches": 4})):

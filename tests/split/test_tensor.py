@@ -195,6 +195,7 @@ def test_sums_beside_the_gradients_of_weights_change_neither_losses_nor_bytes(na
 
 
 @pytest.mark.parametrize("world", ["real", "paced"])
+@pytest.mark.slow
 def test_sums_beside_the_gradients_of_weights_in_processes(world):
     fields = dict(MODELS["transformer"], workers=2, steps=4, dtype="float64", evaluate_every=1000)
     split = {"kind": "tensor", "async_allreduce": True}

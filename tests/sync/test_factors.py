@@ -54,6 +54,7 @@ def test_each_layer_sends_the_shorter_and_bytes_follow_the_formula(workers, shar
 
 @pytest.mark.parametrize("fields", MODELS, ids=lambda fields: fields["model"]["name"])
 @pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.slow
 def test_factors_pushed_to_servers_train_as_one_process_does(fields, servers, tmp_path):
     fields = {"steps": 8, "dtype": "float64", "evaluate_every": 1000, **fields}
     alone = trained(tmp_path / "alone", workers=1, **fields)

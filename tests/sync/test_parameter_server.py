@@ -260,7 +260,6 @@ def test_backup_workers_make_all_steps_in_every_world(world):
     assert len(steps.query("rank == 1")) < 10 and set(steps["lead"]) == {0}  # the straggler skips steps
 
 
-@pytest.mark.quick
 def test_a_few_backup_workers_raise_the_throughput_of_a_machine():
     """Chen et al. (arXiv 1604.00981): 50 workers and 1 to 4 for backup, 2 to 4 % more of each machine in a trial."""
     delays = {"kind": "gamma", "delay_ms": 1000.0, "delay_cv": 0.15}

@@ -62,6 +62,7 @@ def halved(_, key: int, prepare) -> float:
     return total.item()
 
 
+@pytest.mark.slow
 def test_groups_and_started_collectives_work_with_a_torch_that_sorts_ranks():
     assert dlpar.spmd(halved, 1, as_in_torch_2_11, workers=4, timeout=20) == [12.0] * 4
 

@@ -39,6 +39,7 @@ EMPTY = {"given": "", "lent": "", "answer": "", "names": [], "check": ""}
 
 
 @ROOT_ON_LINUX
+@pytest.mark.slow
 def test_a_judge_that_finds_a_hole_in_the_box_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         box, "SHUT_IN", box.SHUT_IN.replace("mount -n -o remount,ro box .", "chmod 777 . dev")
@@ -113,6 +114,7 @@ SAYS = "from dlpar.course.judge import Verdict\nsolved = Verdict('solved', str(f
 
 
 @ROOT_ON_LINUX
+@pytest.mark.slow
 def test_an_answer_in_a_box_adds_no_process_and_no_thread_and_its_memory_is_bounded() -> None:
     said = Box("nobody", memory=1.5).judge(EMPTY | {"answer": GROWS, "names": ["f"], "check": SAYS})["said"]
     assert said == "solved: ['BlockingIOError', 'RuntimeError', 'MemoryError']"
@@ -144,6 +146,7 @@ def f():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(("seconds", "start", "why"), [(0, 120, "solved: None"), (600, 0, "not done after")])
+@pytest.mark.slow
 def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
     seconds: int, start: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_curve_is_the_runs_own(rings):
     assert figures.caption(figure).startswith("In 40 of 40 steps the training loss fell from 2.3")
 
 
+@pytest.mark.slow
 def test_long_curve_is_thinned_and_says_so():
     figure = figures.convergence(finished(workers=1, steps=4500))
     assert len(figure.data[0].x) <= 2000 and figures.caption(figure).endswith("One step in 4 is drawn.")

@@ -230,6 +230,7 @@ def test_a_moment_shows_the_pushes_before_it_and_the_end_shows_the_last_again(tm
     assert drawn_arrows(plot) == last
 
 
+@pytest.mark.slow
 def test_all_ranks_are_drawn_in_whatever_order_their_records_come():
     run = finished(workers=4, steps=400, sync=ASYNCHRONOUS)
     board = fed(plot := Lanes(), run.experiment)
