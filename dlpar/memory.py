@@ -1,4 +1,4 @@
-"""The memory of a rank: bytes of live tensors by kind, their peak within a step, and what a model needs.
+"""Memory of a rank: bytes of live tensors by kind, their peak within a step, and a model's need.
 
 Each storage is counted once, however many tensors are views of it. Activations are the tensors
 that autograd keeps from the forward pass for the backward pass, until it frees them.

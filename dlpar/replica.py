@@ -76,8 +76,8 @@ class Replica:
 
     kept = ("weights", "buffers")
     collects: bool | None = None
-    """Whether backward passes leave gradients in tensors of their own, which one kernel then copies into
-    `gradient`, instead of one addition per parameter.  Default: on a GPU, where every kernel costs a launch."""
+    """Whether backward passes leave gradients in separate tensors, which one kernel then copies into
+    `gradient`.  Default: on a GPU, where every kernel costs a launch."""
 
     def __init__(self, model: nn.Module, comm: Comm | None = None, agree: Agree = _alone) -> None:
         self.agree = agree

@@ -17,8 +17,7 @@ from dlpar.config.user_code import as_part
 
 
 def _any_of(kinds: list[Any]) -> Any:
-    """Return the type of a part with several kinds: a bare word is a head, and the first kind is the
-    default."""
+    """Return the type of a part with several kinds, by default the first; a bare word names a kind."""
     head = kinds[0].head()
 
     def spelled_out(value: Any) -> Any:
@@ -30,7 +29,7 @@ def _any_of(kinds: list[Any]) -> Any:
 
 
 class Experiment(Part):
-    """One training run, complete: the same experiment gives the same batches on any number of workers.
+    """Complete description of a training run; it gives the same batches on any number of workers.
 
     Parameters are the fields below; a part may be given by name (``model="cnn"``),
     as a mapping or as an object.

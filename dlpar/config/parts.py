@@ -101,7 +101,7 @@ class Compression(Part):
     """Compressed gradients; the error of each code is kept and added to the next gradient (error feedback)."""
 
     codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
-    """Code of gradients on the wire; in a ring each rank sums one slice, decoded, and encodes the sum once more."""
+    """Code of gradients on the wire; in a ring, each rank decodes, sums and encodes one slice again."""
     keep: Annotated[Share, Only("compression.codec", "topk")] = Field(0.01)
     """Share of the elements that topk sends."""
 
@@ -150,7 +150,7 @@ class Deaths(Part):
     """Ranks that die, and how the others continue."""
 
     on_death: Literal["end", "shrink", "spare"] = Field("end", title="on death")
-    """When a rank dies: end the job, go on without it, or let a spare rank take its place."""
+    """Reaction to a rank's death: end the job, continue without it, or let a spare rank take its place."""
     spares: Annotated[int, Only("deaths.on_death", "spare")] = Field(1, ge=1, le=16)
     """Ranks that wait to take the place of one that dies."""
     die: ByRank[Share] = Field({})
@@ -175,9 +175,9 @@ class Cluster(Part):
     stand_in_for: Annotated[str | None, OnPaper] = Field(None, pattern=LINE)
     """Workload whose FLOPs and bytes are charged instead of the model's: resnet101, or a file."""
     messages: Annotated[Literal["values", "sizes"], Only("cluster.world", "simulated")] = Field("values")
-    """In the simulated world, messages carry values that ranks really compute, or sizes only."""
+    """Content of simulated messages: values that ranks really compute, or sizes only."""
     placement: Annotated[Literal["dedicated", "colocated"], OnPaper] = Field("dedicated")
-    """Servers on nodes of their own, or on those of the workers: a leaf server on a node of its group."""
+    """Nodes of servers: their own, or the workers' nodes; a leaf server is on a node of its group."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Only("cluster.world", "real")] = Field("auto")
     """Device of tensors; auto: a GPU if every rank sees one, else the CPU."""
     carrier: Annotated[Literal["auto", "mpi", "nccl", "gloo"], Only("cluster.world", "real")] = Field("auto")

@@ -117,8 +117,8 @@ class ModelSplit(SplitPart):
     )
 
     order: str = Field("")
-    """Axes from the outermost to the innermost, such as tensor,data; ranks along the innermost are
-    consecutive; default: data, pipeline, tensor, rows, columns."""
+    """Axes, the outermost first, such as tensor,data; ranks along the last are consecutive; default: data,
+    pipeline, tensor, rows, columns."""
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         axes, ways = self.axes(e.workers), self.ways(e.workers)
@@ -139,7 +139,7 @@ class ModelSplit(SplitPart):
 
 
 class DataSplit(SplitPart):
-    """Every rank holds the whole model and a share of each batch."""
+    """Data parallelism: every rank holds the whole model and a share of each batch."""
 
     implementation = "dlpar.split.split:Split"
     rules = (
@@ -169,7 +169,7 @@ class DataSplit(SplitPart):
 
 
 class TensorSplit(ModelSplit):
-    """Every layer is cut: by neurons, heads, characters or channels (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
+    """Tensor parallelism: layers are cut by neurons, heads, characters or channels (arXiv 1909.08053)."""
 
     implementation = "dlpar.split.tensor:TensorSplit"
     rules = (
@@ -201,7 +201,7 @@ def most_pieces(data: str, depth: int) -> int:
 
 
 class SpatialSplit(ModelSplit):
-    """Every image is cut: by height, or height and width; neighbours exchange halos."""
+    """Spatial parallelism: images are cut by height, or by height and width; neighbours exchange halos."""
 
     implementation = "dlpar.split.spatial:SpatialSplit"
     rules = (
@@ -238,7 +238,7 @@ class SpatialSplit(ModelSplit):
 
 
 class PipelineSplit(ModelSplit):
-    """Each rank holds some layers; micro-batches go through (GPipe, arXiv 1811.06965)."""
+    """Pipeline parallelism: ranks hold layers, and micro-batches pass through (GPipe, arXiv 1811.06965)."""
 
     implementation = "dlpar.split.pipeline:PipelineSplit"
     rules = (
@@ -319,7 +319,7 @@ def layers_of(e: Experiment) -> int | None:
 
 
 class HybridSplit(PipelineSplit):
-    """Layers are spread over stages, and each layer cut: 3D parallelism (Narayanan et al., arXiv 2104.04473)."""
+    """Hybrid parallelism: stages hold layers, and each layer is cut (Narayanan et al., arXiv 2104.04473)."""
 
     rules = (*PipelineSplit.rules, *LAYERS_SEND, *LAYERS_ARE_CUT)
 
@@ -335,7 +335,8 @@ class HybridSplit(PipelineSplit):
 
 
 class StackingSplit(ModelSplit):
-    """Each rank trains a block that sees the input and the outputs before it (Deng, Yu and Platt, ICASSP 2012)."""
+    """Stacking: each rank trains a block that sees the input and earlier outputs (Deng et al., ICASSP
+    2012)."""
 
     implementation = "dlpar.split.stacking:StackingSplit"
     rules = (

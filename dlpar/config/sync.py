@@ -85,7 +85,7 @@ ALLREDUCES = ["ring", "library", "star", "tree", "double_tree", "halving_doublin
 
 
 class Ring(SyncPart):
-    """All-reduce, bulk-synchronous (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
+    """Bulk-synchronous all-reduce (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
 
     implementation = "dlpar.sync.ring:Ring"
     rules = if_chosen(
@@ -107,7 +107,7 @@ class Ring(SyncPart):
 
 
 class MapReduce(SyncPart):
-    """Broadcast weights, sample, tree-aggregate gradients, update at the driver (Spark MLlib)."""
+    """Map-reduce: broadcast weights, sample, tree-aggregate gradients, update at the driver (Spark MLlib)."""
 
     implementation = "dlpar.sync.mapreduce:MapReduce"
     needs_loss_everywhere = True
@@ -132,7 +132,7 @@ class MapReduce(SyncPart):
 
 
 class ParameterServer(SyncPart):
-    """Servers hold weights, and workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
+    """Parameter server: servers hold weights, and workers push gradients (Li et al., OSDI 2014)."""
 
     implementation = "dlpar.sync.parameter_server:ParameterServer"
     rules = (
@@ -253,7 +253,7 @@ TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
 
 
 class Gossip(SyncPart):
-    """No centre: each replica averages with neighbours in a graph (D-PSGD, Lian et al. 2017)."""
+    """Gossip: each replica averages with neighbours in a graph, without a centre (Lian et al. 2017)."""
 
     implementation = "dlpar.sync.gossip:gossip"
     sends_gradients = False
@@ -330,7 +330,7 @@ def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | Non
 
 
 class Hogwild(SyncPart):
-    """Workers of one machine write to shared weights without locks (Recht, Ré, Wright and Niu 2011)."""
+    """Hogwild: workers of one machine write to shared weights without locks (Recht et al. 2011)."""
 
     implementation = "dlpar.sync.hogwild:Hogwild"
     shares_memory = True

@@ -209,7 +209,7 @@ class Step(NamedTuple):
     where : str
         Continues the sentence that begins with the trial: ``, after step 0``.
     expected : sequence
-        What each rank must hold afterwards.
+        Values that each rank must hold afterwards.
     name : str
         Name of the step in messages, if it needs one.
     sends : sequence of Cost

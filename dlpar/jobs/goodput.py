@@ -1,14 +1,14 @@
-"""Goodput of a run: the time of a mean worker by kind, and the share of it spent on steps that count.
+"""Goodput of a run: time of the average worker by kind, and the share of steps that count.
 
 The kinds are those of simulated jobs (:mod:`dlpar.worlds.simulated.failures`).  Standard library only.
 
-    computing      all that a step does besides; an exchange behind it counts as computing
+    computing      all other work of a step; an exchange hidden behind it counts as computing
     communicating  exchanges that nothing hides
-    waiting        for other ranks: in exchanges, before the first step and after the last
+    waiting        for other ranks: in exchanges, before the first step and after the last step
     snapshot       copies of the state
-    detecting      from the last step before a death until others notice it, or until the job has ended
-    restarting     until the others go on, or until the next attempt's first step; then the time of empty seats
-    done again     steps that a later attempt repeats, and the computing of interrupted steps
+    detecting      from the last step before a death until other ranks notice it, or until the job has ended
+    restarting     until the others continue, or until the next attempt's first step; then the time of empty
+    seats done again     steps that a later attempt repeats, and the computing of interrupted steps
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ended = tuple[float, dict[int, int]]
 
 
 def ended_in(folder: Path) -> list[Ended]:
-    """Return the ends of a run's attempts but the last."""
+    """Return the ends of a run's attempts except the last."""
     again, found = dict[int, int](), list[Ended]()
     *earlier, last = attempts_in(folder)
     for names in reversed(earlier):
@@ -41,7 +41,7 @@ def ended_in(folder: Path) -> list[Ended]:
 
 
 class TimeSpent:
-    """Accumulate the time of a run's workers by kind, from the records of its ranks in any order within an attempt.
+    """Accumulate the time of workers by kind, from records of ranks in any order within an attempt.
 
     Parameters
     ----------
@@ -91,9 +91,10 @@ class TimeSpent:
                 self._last[rank, is_again] = max(last, *(s["t"] for s in own))
 
     def result(self) -> tuple[float, Counter[str], float]:
-        """Return the seconds from the first step to the last, those of a mean worker by kind, and when it stopped.
+        """Return the seconds from the first to the last step, the average worker's by kind, and the end.
 
-        All kinds add up to the first.  The third is the Unix time of the last step's end, or NaN.
+        All kinds add up to the first result.  The third result is the Unix time of the last step's end, or
+        NaN.
         """
         wall, seconds = self._wall, self._seconds.copy()
         if not self._first:

@@ -129,7 +129,8 @@ class Guardian:
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """Do what the owner asks through pipe 0: signal a rank, or end the job; end it also if he has ended."""
+        """Do what the owner asks through pipe 0, signal a rank or end the job; also end it without an
+        owner."""
         said = os.read(0, 1 << 12).decode() if source == 0 else ""
         for line in said.splitlines() or ["the process that started it has ended, so it was stopped"]:
             self._signal(**json.loads(line)) if line.startswith("{") else self.end("stopped", line)

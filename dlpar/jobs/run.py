@@ -36,7 +36,7 @@ STEP_COLUMNS = [
 
 
 class NoSuchRun(LookupError):
-    """No run has this name, or the folder holds no run."""
+    """A name that no run has, or a folder without a run."""
 
 
 class Run:
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether a job still holds this folder's lock."""
+        """Return whether a job still holds this folder's lock."""
         return is_locked(self.path)
 
     @property

@@ -331,7 +331,7 @@ def written() -> None:
 
 
 ORDERED = {"die", "factor", "stall"}
-"""What somebody can ask of a running rank: its death, a factor of its computing time, seconds without work."""
+"""Orders to a running rank: its death, a factor of its computing time, seconds without work."""
 
 
 class Orders(Death):

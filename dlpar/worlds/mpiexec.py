@@ -21,7 +21,7 @@ ANSWER = 10.0
 
 
 class NoMPI(RuntimeError):
-    """No usable mpiexec was found; the message says what to do."""
+    """A missing or unusable mpiexec; the message says what to do."""
 
 
 @dataclass(frozen=True)

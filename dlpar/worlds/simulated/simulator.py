@@ -22,7 +22,7 @@ from dlpar.worlds.simulated.network import Network
 
 
 class Deadlock(RuntimeError):
-    """Every rank waits and no message is under way; the message names the line of each."""
+    """A deadlock: every rank waits, and no message is under way; the error names the line of each rank."""
 
 
 class Activity:
