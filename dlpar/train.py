@@ -36,7 +36,7 @@ def train(
     dataset = once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
     replicas, size = experiment.of_replicas(), len(dataset.train_x)
     sampler = once("batches", lambda: Sampler(replicas, dataset.train_y, size, comm.device))
-    model = comm.world.build(lambda: models.build(experiment, dataset).to(comm.device))
+    model = comm.world.build(lambda: models.build(experiment, dataset))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
 
@@ -116,6 +116,8 @@ class HeldOut:
         if model is not None:
             limit = None if at_end else EVALUATED
             self.comm.compute(lambda: evaluate(model, self.dataset, done, self.record, limit))
+            if not at_end:
+                self.part.release()
 
 
 @torch.no_grad()

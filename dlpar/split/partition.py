@@ -6,6 +6,7 @@ activation or a pooling never forms a part alone.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import accumulate
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from dlpar import models
 from dlpar.comm import Comm
-from dlpar.split.split import Task
+from dlpar.split.split import Task, moved
 
 TRIALS = 3
 """Number of times that a layer is measured; the quickest counts."""
@@ -45,7 +46,7 @@ def partition(task: Task) -> list[ModelPart]:
     split, model = task.experiment.split, task.model
     x, _ = task.batch(0)
     name = f"units of {task.experiment.model!r} on {task.experiment.data!r}"
-    found = task.comm.world.once(name, lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
+    found = task.comm.world.once(name, lambda: units(model, torch.zeros((1, *x.shape[1:]), dtype=x.dtype)))
     costs = [unit.flops for unit in found]
     if split.partition == "measured":
         costs = measured(model, found, x[: -(-len(x) // split.microbatches)], task.place.mesh.comm)
@@ -137,10 +138,10 @@ def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: 
     seconds, dtype = [], next(iter(model.parameters())).dtype
     for unit in parts if comm.rank == 0 else ():
         inputs = x if unit is parts[0] else x.new_zeros((len(x), *unit.shape), dtype=dtype)
-        trials = []
+        trials, part = [], moved(copy.deepcopy(model[unit.layers]), comm.device)
         for _ in range(TRIALS):
             began = comm.now()
-            comm.compute(partial(_both_passes, model[unit.layers], inputs), cost=unit.flops * len(x))
+            comm.compute(partial(_both_passes, part, inputs), cost=unit.flops * len(x))
             comm.world.settle()
             trials.append(comm.now() - began)
         seconds.append(min(trials))

@@ -25,7 +25,7 @@ from dlpar.models import Tied
 from dlpar.replica import Replica
 from dlpar.split.partition import partition
 from dlpar.split.schedules import SCHEDULES, Action, by_step
-from dlpar.split.split import Split, Task, backward, derivative, narrowed
+from dlpar.split.split import Split, Task, backward, derivative, moved, narrowed, release
 from dlpar.split.tensor import cut_layers, joined, level
 from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
@@ -62,7 +62,9 @@ class PipelineSplit(Split):
 
     def cut(self, model: nn.Sequential) -> nn.Module:
         self.stage = Stage(self.task, partial(self.pause, "reduce"))
-        return self.stage.layers
+        part = moved(self.stage.layers, self.comm.device)
+        release(model, part)
+        return part
 
     def gradient(self, step: int) -> None:
         self.replica.zero_gradient()
@@ -203,6 +205,9 @@ class PipelineSplit(Split):
     def whole(self) -> nn.Module | None:
         return self.comm.compute(self.stage.whole)
 
+    def release(self) -> None:
+        release(self.task.model, self.stage.layers)
+
 
 DIRECTION = {"F": +1, "B": -1}
 """Forward passes send to the next stage, backward passes to the one before."""
@@ -259,8 +264,6 @@ class Stage:
         self._tied = self._find_tied(reduce(add, whole))
         self.speaker = (self.stages - 1) * mesh.sizes.get("tensor", 1)
         self.speaks = self.mp_group.rank == self.speaker
-        if self.mp_group.rank > 0:
-            task.comm.compute(lambda: _forget(task.model, keep=[] if self.tp_group else whole))
 
     def _of(self, stage: int) -> range:
         """Number the parts that a stage holds."""
@@ -310,19 +313,13 @@ class Stage:
         stages = None if own is None else self.pp_group.gather(own)
         if stages is None:
             return None
+        here = {id(parameter) for parameter in self.layers.parameters()}
         for stage in reversed(range(self.stages)):  # the first stage decides tied weights
             layers = reduce(add, [self.task.model[self.parts[part].layers] for part in self._of(stage)])
             for parameter, values in zip(layers.parameters(), stages[stage]):
-                parameter.data.copy_(values)
-        return self.task.model
-
-
-def _forget(model: nn.Sequential, keep: list[Any]) -> None:
-    """Release the layers that this rank does not hold."""
-    kept = {id(layer) for layers in keep for layer in layers}
-    for name, layer in list(model.named_children()):
-        if id(layer) not in kept:
-            delattr(model, name)
+                if id(parameter) not in here:
+                    parameter.data = values.to(parameter.device, copy=True)
+        return self.task.model.to(self.task.comm.device)
 
 
 class Chunk:

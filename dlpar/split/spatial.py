@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from dlpar.collectives import ALLREDUCE
 from dlpar.comm import wait_all
 from dlpar.split.mesh import Mesh, shares
-from dlpar.split.split import LayerwiseSplit, Task, backward, narrowed
+from dlpar.split.split import LayerwiseSplit, Task, backward, moved, narrowed
 from dlpar.split.tensor import product
 from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
@@ -50,6 +50,7 @@ class SpatialSplit(LayerwiseSplit):
         self.of_pieces = self.replica.gradient[len(self.replica.gradient) - count :]
 
     def cut(self, model: nn.Sequential) -> nn.Sequential:
+        moved(model, self.comm.device)
         experiment, place = self.task.experiment, self.task.place
         self.mesh = mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
         height, width = self.task.batch(0)[0].shape[-2:]

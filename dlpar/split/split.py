@@ -133,8 +133,8 @@ class Split:
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
 
     def cut(self, model: nn.Sequential) -> nn.Module:
-        """Return this rank's part of the model; collective over the ranks of the replica."""
-        return model
+        """Return this rank's part of the model, on its device; collective over the ranks of the replica."""
+        return moved(model, self.comm.device)
 
     def gradient(self, step: int) -> None:
         """Compute ``replica.gradient`` for the replica's samples of a step.
@@ -214,6 +214,22 @@ class Split:
             The model on the replica's first rank, None on the others.
         """
         return self.task.model
+
+    def release(self) -> None:
+        """Free the memory that only :meth:`whole` needed."""
+
+
+def moved(model: Any, device: torch.device) -> Any:
+    """Move a model to a device in place; an outline has nothing to move."""
+    return model.to(device) if isinstance(model, nn.Module) else model
+
+
+def release(model: nn.Module, part: nn.Module | None = None) -> None:
+    """Free the memory of a model's weights, except those that this rank's part shares with it."""
+    kept = set() if part is None else {id(parameter) for parameter in part.parameters()}
+    for parameter in model.parameters() if isinstance(model, nn.Module) else ():
+        if id(parameter) not in kept:
+            parameter.data = parameter.new_empty(0)
 
 
 class LayerwiseSplit(Split):

@@ -18,7 +18,7 @@ from dlpar.collectives import star_broadcast
 from dlpar.comm import Comm
 from dlpar.models import Attention, Block, Embedding, Tied
 from dlpar.split.mesh import shares
-from dlpar.split.split import LayerwiseSplit, Task
+from dlpar.split.split import LayerwiseSplit, Task, moved, release
 from dlpar.split.tensor_ops import TensorGroup, added, charged, columns, copied, gathered, pair
 
 Ties = dict[nn.Parameter, nn.Parameter]
@@ -41,7 +41,9 @@ class TensorSplit(LayerwiseSplit):
     def cut(self, model: nn.Sequential) -> nn.Sequential:
         split = self.task.experiment.split
         group = TensorGroup(self.group, self.pause, async_allreduce=split.async_allreduce)
-        return cut_layers(model, group, split.redundancy)
+        part = moved(cut_layers(model, group, split.redundancy), self.comm.device)
+        release(model)
+        return part
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         # First make ranks' copies of the same weights equal.
@@ -57,8 +59,11 @@ class TensorSplit(LayerwiseSplit):
         if parameters is None:
             return None
         for whole, present in zip(self.task.model.parameters(), parameters, strict=True):
-            whole.data.copy_(present)
-        return self.task.model
+            whole.data = present.to(whole.device, copy=True)
+        return self.task.model.to(self.comm.device)
+
+    def release(self) -> None:
+        release(self.task.model)
 
 
 def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
@@ -304,7 +309,7 @@ class Overlapping(nn.Module):
         super().__init__()
         self.group, self.own = group, own
         self.common = round(redundancy * len(own.weight))
-        self.copies = own.weight.detach().new_empty(group.size, self.common, own.weight.shape[1] + 1)
+        self.copies = group.comm.empty((group.size, self.common, own.weight.shape[1] + 1), own.weight.dtype)
 
     @torch.no_grad()
     def refresh(self) -> None:

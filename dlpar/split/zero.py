@@ -20,7 +20,7 @@ from dlpar.collectives import HALVES, own_chunk
 from dlpar.comm import Comm
 from dlpar.memory import Memory
 from dlpar.split.partition import units
-from dlpar.split.split import LayerwiseSplit, Task, backward
+from dlpar.split.split import LayerwiseSplit, Task, backward, moved
 
 
 class Buffer:
@@ -116,6 +116,7 @@ class ZeroSplit(LayerwiseSplit):
     kept = ("replica", "lengths")
 
     def __init__(self, task: Task) -> None:
+        moved(task.model, task.comm.device)
         parts = units(task.model, task.batch(0)[0][:1])
         self.layers, self.costs = [task.model[part.layers] for part in parts], [part.flops for part in parts]
         self.sharded: list[Sharded] = []

@@ -6,7 +6,9 @@ What mixes them with tensors of the host, or asks for a number, is seen as it ha
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from trained_ranks import Kept
 
 from dlpar import Experiment
 from dlpar.comm.base import Arrival, Comm, Traffic, World
+from dlpar.data import Dataset
 from dlpar.jobs.record import DeviceClock, Recorder, Unrecorded
 from dlpar.train import serve, train
 from dlpar.worlds.nccl import DeviceTraffic
@@ -94,9 +97,15 @@ def meta(monkeypatch):
             beside(side)
 
     monkeypatch.setattr(Side, "_run", watched)
-    torch.__future__.set_swap_module_params_on_conversion(
-        True
-    )  # tied weights stay one on their way to another device
+    # Tied weights stay one on their way to another device, and a weight keeps its attributes, as on a GPU.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    swap = torch.utils.swap_tensors
+
+    def swapped(moving, moved):
+        vars(moved).update(vars(moving))
+        swap(moving, moved)
+
+    monkeypatch.setattr(torch.utils, "swap_tensors", swapped)
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
 
@@ -150,6 +159,58 @@ SPLITS = {
 def test_every_split_computes_on_its_device_and_waits_for_it_once_a_step(meta, fields):
     found = waits(**fields)
     assert max(sum(each.values()) for each in found) == 1, found  # to write down the loss
+
+
+CUT = {
+    "tensor": dict(workers=2, split="tensor"),
+    "tensor, transformer": dict(workers=2, split="tensor", **TEXT),
+    "overlapping": dict(workers=2, split={"kind": "tensor", "redundancy": 0.5}),
+    "gpipe": dict(workers=2, split={"kind": "pipeline", "schedule": "gpipe", "microbatches": 3}),
+    "tied weights": dict(workers=2, split={"kind": "pipeline", "microbatches": 3}, **TEXT),
+    "hybrid": dict(workers=4, split={"kind": "hybrid", "microbatches": 3}, **TEXT),
+    "measured": dict(workers=2, split={"kind": "pipeline", "microbatches": 3, "partition": "measured"}),
+}
+"""Splits by which a rank has a piece of the model."""
+
+
+def tensors() -> list[torch.Tensor]:
+    """All of floats that live now, on the host as well."""
+    gc.collect()
+    with warnings.catch_warnings(action="ignore"):  # some modules' objects warn when they are looked at
+        found = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    return [tensor for tensor in found if tensor.is_floating_point()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", CUT.values(), ids=CUT.keys())
+def test_a_rank_of_a_cut_model_holds_its_piece_and_no_more(meta, monkeypatch, fields):
+    """Every rank builds the whole model to cut it; of that nothing remains, also after a test."""
+    model = {**fields.get("model", {}), "width": 128}  # so that activations are few beside weights
+    experiment = Experiment(**{**SHORT, "evaluate_every": 3, **fields, "model": model})
+    in_a_step, recorded, others, moved = [], [], tensors(), Dataset.to
+
+    def to(dataset, device):
+        there = moved(dataset, device)
+        others.extend(part for each in (dataset, there) for part in vars(each).values())
+        return there
+
+    class Weighing(Kept):
+        def step(self, step: int, **facts) -> None:
+            if step == 2:
+                recorded.append(sum(facts["memory"][kind] for kind in ("weights", "gradients", "gathered")))
+            if step == 5 and len(in_a_step) == 0:  # all ranks have their pieces by now
+                storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors()}
+                for each in others:
+                    storages.pop(each.untyped_storage()._cdata if isinstance(each, torch.Tensor) else 0, 0)
+                in_a_step.append(sum(storages.values()))
+
+    def program(comm):
+        with Watch():
+            train(comm, experiment, Weighing(comm))
+
+    monkeypatch.setattr(Dataset, "to", to)
+    run(program, experiment.ranks)
+    assert sum(recorded) <= in_a_step[0] < 1.25 * sum(recorded)
 
 
 SCHEMES = {
