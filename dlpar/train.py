@@ -109,9 +109,9 @@ class HeldOut:
         """Test the model if a test is due after `done` global steps: on some samples, at the end on all."""
         interval = self.experiment.evaluate_every or max(1, self.experiment.steps // 20)
         due = at_end or (self.tested < done // interval and done < self.experiment.steps)
+        self.tested = done // interval
         if not (self.wanted and due):
             return
-        self.tested = done // interval
         model = self.part.whole()
         if model is not None:
             limit = None if at_end else EVALUATED

@@ -30,6 +30,7 @@ from dlpar.delays import Death
 from dlpar.jobs.diagnosis import stamp_of
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
+from dlpar.split.mesh import groups, sizes_of
 from dlpar.sync.membership import resized
 
 if TYPE_CHECKING:
@@ -187,6 +188,18 @@ def shard(folder: Path, step: int, rank: int) -> Path:
     return folder / SNAPSHOTS / f"step-{step:08d}" / f"rank-{rank}.safetensors"
 
 
+def holder(e: Experiment, rank: int) -> int:
+    """Return the rank whose shard holds a rank's state.
+
+    Replicas that add up their gradients are equal after each step, and the first replica writes the state of all.
+    """
+    summed = e.sync.sends_gradients and not (e.sync.has_driver or e.sync.server_ranks)
+    differ = e.compression.codec != "none" or e.averaging.method != "none" or e.model.norm == "batch"
+    if not summed or differ or getattr(e.split, "zero", 0) or e.delays.stall:
+        return rank
+    return next(group[0] for group in groups(sizes_of(e), "data") if rank in group)
+
+
 def newest(folder: Path, experiment: Experiment) -> Attempt:
     """Return the next attempt at a run, from its newest complete snapshot that fits the experiment.
 
@@ -209,7 +222,7 @@ def check(folder: Path, step: int, experiment: Experiment) -> int:
     """Return the number of workers in a snapshot; `ValueError` if it is torn, or fits another run."""
     try:
         manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
-        of, workers, members = manifest["of"], int(manifest["workers"]), int(manifest["members"])
+        of, workers, shards = manifest["of"], int(manifest["workers"]), list(map(int, manifest["shards"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"its manifest cannot be read ({error})") from None
     if of != identity(experiment):
@@ -219,7 +232,7 @@ def check(folder: Path, step: int, experiment: Experiment) -> int:
     if workers != e.workers and whole:
         why = "only ranks that hold a whole replica each, without codec and averaging, can be more or fewer"
         raise ValueError(f"it is of {workers} workers, and the run has {e.workers}: {why}")
-    for rank in range(members):
+    for rank in shards:
         State.read(shard(folder, step, rank))
     return workers
 
@@ -274,7 +287,7 @@ class Attempt(NamedTuple):
             return None
         read = lambda rank: State.read(shard(folder, self.step, rank))
         if self.held == self.workers:
-            return read(rank)
+            return read(holder(experiment, rank))
         if rank >= self.workers:
             return read(rank - self.workers + self.held)
         if getattr(experiment.split, "zero", 0):
@@ -398,6 +411,7 @@ class Keeper(comm.Keeper):
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
         self.state = state or attempt.state(folder, experiment, rank)
         self.every = experiment.snapshot.every
+        self.shards = sorted({holder(experiment, each) for each in range(experiment.members)})
         self.resumed, self.orders = self.state is not None, orders
         self.own = self.state.own if self.state else 0
         self.done = state.done if state else attempt.step
@@ -424,6 +438,8 @@ class Keeper(comm.Keeper):
         if not is_due or (done >= self.experiment.steps and not at_end):
             return
         self._last = done
+        if self.rank not in self.shards:
+            return
         self._ended()  # at most one copy waits in memory
         with self.record.span("snapshot"):
             state = State.of(self.parts, own, done)
@@ -468,14 +484,14 @@ class Keeper(comm.Keeper):
         path = shard(self.folder, step, self.rank)
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         state.write(path)
-        if all(shard(self.folder, step, rank).exists() for rank in range(self.experiment.members)):
+        if all(shard(self.folder, step, rank).exists() for rank in self.shards):
             self._commit(path.parent, step)
         return {"step": step, "bytes": state.nbytes}
 
     def _commit(self, folder: Path, step: int) -> None:
         """Complete a snapshot with its manifest, and drop older ones; two ranks may do this at once."""
         e = self.experiment
-        manifest = {"step": step, "workers": e.workers, "members": e.members, "of": identity(e)}
+        manifest = {"step": step, "workers": e.workers, "shards": self.shards, "of": identity(e)}
         whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
         for old in (self.folder / SNAPSHOTS).glob("step-*"):

@@ -21,6 +21,7 @@ import reducing
 import serving
 import simulating
 import stepping
+import surviving
 import tensor
 import thirty_students
 import training
@@ -29,7 +30,7 @@ SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
     "simulation": simulating.report, "tensor": tensor.report, "pipeline": pipeline.report,
-    "hub": thirty_students.report, "step": stepping.report, "gpu": gpu.report,
+    "surviving": surviving.report, "hub": thirty_students.report, "step": stepping.report, "gpu": gpu.report,
 }  # fmt: skip
 
 
