@@ -136,11 +136,6 @@ class State:
         tensors = {name: t for name, t in self.tensors.items() if name.split(".")[0] in tree}
         return State(tree, tensors, self.own, self.done)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
     def write(self, path: Path) -> None:
         """Write a shard atomically."""
         meta = {"tree": json.dumps(self.tree), "own": str(self.own), "done": str(self.done)}
@@ -410,8 +405,8 @@ class Keeper(comm.Keeper):
     ) -> None:
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
         self.state = state or attempt.state(folder, experiment, rank)
-        self.every = experiment.snapshot.every
         self.shards = sorted({holder(experiment, each) for each in range(experiment.members)})
+        self.every = experiment.snapshot.every if rank in self.shards else 0
         self.resumed, self.orders = self.state is not None, orders
         self.own = self.state.own if self.state else 0
         self.done = state.done if state else attempt.step
@@ -438,9 +433,7 @@ class Keeper(comm.Keeper):
         if not is_due or (done >= self.experiment.steps and not at_end):
             return
         self._last = done
-        if self.rank not in self.shards:
-            return
-        self._ended()  # at most one copy waits in memory
+        self.close()  # at most one copy waits in memory
         with self.record.span("snapshot"):
             state = State.of(self.parts, own, done)
         step = done // self.every * self.every
@@ -468,10 +461,6 @@ class Keeper(comm.Keeper):
             part.go_back(done)
 
     def close(self) -> None:
-        """Wait until the last snapshot is written."""
-        self._ended()
-
-    def _ended(self) -> None:
         """Wait for the pending snapshot, and record it; a failed snapshot does not stop training."""
         if self._writing is not None:
             done, self._writing = self._writing, None
@@ -486,7 +475,7 @@ class Keeper(comm.Keeper):
         state.write(path)
         if all(shard(self.folder, step, rank).exists() for rank in self.shards):
             self._commit(path.parent, step)
-        return {"step": step, "bytes": state.nbytes}
+        return {"step": step, "bytes": sum(tensor.nbytes for tensor in state.tensors.values())}
 
     def _commit(self, folder: Path, step: int) -> None:
         """Complete a snapshot with its manifest, and drop older ones; two ranks may do this at once."""
@@ -496,11 +485,5 @@ class Keeper(comm.Keeper):
         kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
         for old in (self.folder / SNAPSHOTS).glob("step-*"):
             if int(old.name.removeprefix("step-")) < min(kept):
-                _remove(old)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a snapshot, its manifest first."""
-    with suppress(OSError):
-        (folder / MANIFEST).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+                (old / MANIFEST).unlink(missing_ok=True)  # first: from now on it is no snapshot
+                shutil.rmtree(old, ignore_errors=True)
