@@ -98,7 +98,7 @@ class Memory:
             self.over_time.append([now, total])
 
     def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
-        """Count while the context computes the gradient of a step, in the first steps only.
+        """Return a context that counts bytes while a step's gradient is computed, in the first steps only.
 
         Parameters
         ----------

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from dlpar.config.schema import LINE, BadData, OneOf, Only, Part, Share
 
 FROM_FILES = {"mnist": ["*-idx?-ubyte*"], "cifar10": ["data_batch_1", "*-batches-py/data_batch_1"]}
-"""Data sets that do not come with dlpar or its libraries, with files; at least one must exist."""
+"""Data sets that neither dlpar nor its libraries contain, with their files; at least one must exist."""
 
 
 class Model(Part):

@@ -174,7 +174,7 @@ class Reveal:
         return f'<div class="dlpar-reveal" role="status">{self._drawn()}{said}</div>'
 
     def _drawn(self) -> str:
-        """Draw a number line from 0: the prediction is dashed, a measurement solid, a simulation broad and faint."""
+        """Draw a number line from 0 with the prediction (dashed) and the result (solid or faint)."""
         if not isinstance(self.answer.value, float) or isinstance(self.found, str):
             return ""
         values = {"predicted": self.answer.value, self.how: float(self.found)}

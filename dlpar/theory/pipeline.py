@@ -73,7 +73,7 @@ def timeline(
     message: float = 0.0,
     recompute: float = 0.0,
 ) -> list[Bar]:
-    """Return the times of equal stages' actions under a schedule, in each stage's order.
+    """Return the times of the actions of equal stages under a schedule, in the order of each stage.
 
     Parameters
     ----------

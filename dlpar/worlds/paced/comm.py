@@ -347,7 +347,7 @@ class _UnderWay:
         self.arrival: Arrival | None = None
 
     def wait(self, *call: Any) -> Arrival | None:
-        """Wait until both are complete; `call` may combine the messages and the wait."""
+        """Wait until the send and the receive are complete; `call` may combine the messages and the wait."""
         if not self.complete:
             line = self.comm.line
             since = line.clock

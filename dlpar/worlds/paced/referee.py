@@ -94,7 +94,7 @@ class Referee:
     # ---- answers --------------------------------------------------------------------------
 
     def answer(self, link: Link, clock: float, now: float, result: Any = None) -> None:
-        """Answer a call that ends at `clock`, an end that became certain at `now`."""
+        """Answer a call whose end, `clock`, became certain at `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
