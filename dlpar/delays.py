@@ -86,17 +86,12 @@ class Death:
             self.time = float(draw.exponential(deaths.mtbf * experiment.workers))
 
     def after(self, done: int, record: Recorder) -> None:
-        """Die if a death is due after `done` global steps: by SIGKILL, or by an error if ranks share a process."""
+        """Die if a death is due after `done` global steps."""
         if done < self.step and (self.time == math.inf or record.comm.now() < self.time):
             return
-        if record.comm.world.clock == "virtual":
-            raise Died(f"rank {self.rank} died on request after {done} steps")
         record.flush()
+        record.comm.world.before_death(f"rank {self.rank} died on request after {done} steps")
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Died(RuntimeError):
-    """A simulated rank that died on request."""
 
 
 def drawn(kind: str, mean: float, cv: float, *key: Any) -> float:

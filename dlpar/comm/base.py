@@ -189,8 +189,7 @@ class World:
     eager: float = 4032
 
     def __init__(self, device: torch.device, carrier: str) -> None:
-        self.device, self.carrier = device, carrier
-        self.native = carrier in ("nccl", "gloo")
+        self.device, self.carrier, self.native = device, carrier, carrier in ("nccl", "gloo")
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Make a read-only object that is equal on all ranks; a simulated world makes it once per name."""
@@ -231,6 +230,9 @@ class World:
         """Wait until this rank's GPU has finished its queue, before a time is read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def before_death(self, why: str) -> None:
+        """Prepare for the SIGKILL of this rank on request; a rank of a shared process ends here, by an error."""
 
     def is_death(self, error: BaseException) -> bool:
         """Return whether an error reports the death of another rank in this rank's groups."""

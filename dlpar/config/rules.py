@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
                {"cluster.messages": ("values",), "split.kind": ("data",), "split.zero": (0,),
                 "averaging.method": NONE, "compression.codec": NONE, "sync.groups": (0,)}),
     *if_chosen("deaths.on_death", GOES_ON, "only MPI tells who died (ULFM)",
-               {"cluster.world": ("real",), "cluster.carrier": ("auto", "mpi"), "cluster.device": ("auto", "cpu")}),
+               {"cluster.carrier": ("auto", "mpi"), "cluster.device": ("auto", "cpu")}),
     ("cluster.messages", ("sizes",), "model.norm", ("none", "batch"), "its forward pass exchanges nothing"),
     ("cluster.world", ("real", "paced"), "cluster.messages", ("values",), "its ranks are processes"),
     ("cluster.world", ("real",), "cluster.stand_in_for", (None,), "what is charged there is what is done"),

@@ -96,7 +96,7 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
 def dead_in(folder: Path) -> set[int]:
     """Return the dead ranks; the others continued without them."""
     found = [record for path in rank_files(folder).values() for record in lines_of(path)]
-    return {r["rank"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
+    return {r["dead"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
 
 
 def outcome(folder: Path, returncode: int) -> Outcome:

@@ -164,7 +164,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
             comm.world.while_asleep(lambda: record.event("asleep"))
         comm = _work(folder, experiment, unpack(packed) if packed else None, record, attempt)
         comm.close()
-        if comm.size == world.size:
+        if not comm.world.watches:
             _bring_home(folder, world)
             MPI.Finalize()
         else:  # MPI would wait for dead ranks; a rank that ends without MPI counts as dead for the others

@@ -122,4 +122,4 @@ def tell(
     record.interrupted(noticed)
     step, seconds = state.done if state else 0, record.now() - noticed
     for dead in sorted(set(before.seats) - set(crew.seats)):
-        record.event("death", rank=dead, step=step, workers=crew.experiment.workers, seconds=seconds)
+        record.event("death", dead=dead, step=step, workers=crew.experiment.workers, seconds=seconds)

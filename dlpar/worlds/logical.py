@@ -12,9 +12,14 @@ import torch
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter, tree_broadcast, tree_reduce
 from dlpar.comm.base import ANY, Comm, World, check_peer
 from dlpar.worlds.platforms import Platform
+from dlpar.worlds.simulated.simulator import LostRank
 
 Marks = Sequence[tuple[float, Callable[[], None]]]
 """Calls in the middle of a computation, each due after a share of the cost."""
+
+
+RESTARTING = 0.1
+"""Seconds from the moment at which all survivors are told of a death until they go on."""
 
 
 class Pace:
@@ -75,6 +80,9 @@ class LogicalWorld(World):
     def new_step(self, step: int) -> None:
         self.pace.new_step(step)
         self.pause(self.pace.overhead)
+
+    def is_death(self, error: BaseException) -> bool:
+        return isinstance(error, LostRank)
 
 
 class LogicalComm(Comm):

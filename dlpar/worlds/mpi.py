@@ -10,8 +10,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -38,6 +38,16 @@ _ADDED_BY_MPI = {
 
 DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 """Classes of errors by which MPI reports a death: directly, to a receive from any source, and second-hand."""
+
+
+@contextmanager
+def despite_deaths() -> Iterator[None]:
+    """Do what is inside as far as living ranks are concerned."""
+    try:
+        yield
+    except MPI.Exception as error:
+        if error.Get_error_class() not in DEATHS:
+            raise
 
 
 LOOK_EVERY = 0.05
@@ -68,7 +78,9 @@ class MPIWorld(World):
             with suppress(MPI.Exception):
                 group.Revoke()
         assert isinstance(comm, MPIComm)
-        return MPIComm(comm.mpi.Shrink(), comm.device, comm.zero)
+        left = MPIComm(comm.mpi.Shrink(), comm.device, comm.zero)
+        left.world.watches = self.watches
+        return left
 
 
 class MPIComm(Comm):

@@ -28,7 +28,7 @@ def deaths(run):
     """Ranks that the survivors of a run say have died, with the workers that went on."""
     events = run.events
     found = events[events["name"] == "death"]
-    return {(int(row.rank), int(row.workers)) for row in found.itertuples()}
+    return {(int(row.dead), int(row.workers)) for row in found.itertuples()}
 
 
 PS = {"scheme": "ps"}
@@ -86,6 +86,41 @@ def test_other_schemes_go_on_with_all_steps(changes, on_death):
     assert abs(run.summary["steps"] - STEPS) <= 1 and run.summary["accuracy"] > 0.3
     bound = run.summary["lead"]["bound"]
     assert bound is None or run.summary["lead"]["max"] <= bound
+
+
+ON_PAPER = SYNCHRONOUS | {name: ({1: 0.5}, changes) for name, changes in FREE.items()}
+TRIED = [
+    "ring, overlap",
+    "ring, twice",
+    "map-reduce, the driver",
+    "ps, two servers",
+    "asp",
+    "gossip",
+    "AD-PSGD",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n, name", [*enumerate(TRIED)], ids=TRIED)
+def test_paced_and_simulated_ranks_die_alike(n, name):
+    die, changes = ON_PAPER[name]
+    experiment = dying(die, ("shrink", "spare")[n % 2], **changes)
+    runs = [
+        dlpar.launch(experiment.replace(cluster={"world": world})).wait(90)
+        for world in ("paced", "simulated")
+    ]
+    paced, simulated = (run.steps.sort_values(["rank", "t"]) for run in runs)
+    assert np.allclose(paced["t"], simulated["t"], rtol=0, atol=1e-9)
+    assert np.allclose(paced["loss"], simulated["loss"], rtol=0, atol=1e-9)
+    for run in runs:
+        assert {rank for rank, _ in deaths(run)} == set(die) and run.status == "done"
+    if name in SYNCHRONOUS:
+        seconds = (
+            runs[0].steps.groupby("rank")["t"].diff().max()
+        )  # until all were told, and until they went on
+        assert seconds == pytest.approx(0.2, abs=0.02)
+        alone = experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
+        assert np.allclose(runs[0].curve["loss"], dlpar.launch(alone).wait().curve["loss"], rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ class Convergence(Plot):
         if record["k"] == "eval":
             self.kept[self.front.key].test(record)
         elif record.get("name") == "death":
-            self.kept[self.front.key].deaths.setdefault(record["rank"], record["step"])
+            self.kept[self.front.key].deaths.setdefault(record["dead"], record["step"])
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Update axes and sentence."""

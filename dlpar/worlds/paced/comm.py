@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from mpi4py import MPI
 
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer, too_long
 from dlpar.config.experiment import Experiment
@@ -45,7 +46,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     if machines > 1:
         raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
     nodes = nodes_of(experiment)
-    referee = Referee(nodes, platform, seed) if mpi.rank == 0 else None
+    referee = Referee(nodes, platform, seed, experiment.deaths.goes_on) if mpi.rank == 0 else None
     address = mpi.broadcast(referee.address if referee else None)
     wall, parcels = Wall(), Parcels(mpi.mpi.Dup())
 
@@ -68,7 +69,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
         return platform.link(nodes[source] == nodes[dest]).overhead if source != dest else 0.0
 
     pace = Pace(platform, flops, mpi.rank, seed)
-    world = PacedWorld(call, line, mpi, pace, platform.eager / scale, overhead)
+    world = PacedWorld(call, line, mpi, pace, platform.eager / scale, overhead, referee)
     return PacedComm(world, line, mpi.rank, range(mpi.size))
 
 
@@ -98,6 +99,8 @@ class PacedWorld(LogicalWorld):
     ----------
     overhead : callable
         ``overhead(source, dest)`` gives the seconds for which a message to another rank keeps its sender's processor.
+    referee : Referee or None
+        The referee, if it runs in this process.
     number : callable
         Gives a new number at each call: of messages, requests, locks, activities.
     current : threading.local
@@ -116,9 +119,10 @@ class PacedWorld(LogicalWorld):
         pace: Pace,
         eager: float,
         overhead: Callable[[int, int], float],
+        referee: Referee | None,
     ) -> None:
         super().__init__("mpi", pace, eager)
-        self.overhead = overhead
+        self.overhead, self.referee = overhead, referee
         self.call, self.line, self.mpi = call, line, mpi
         self.number = count(1).__next__
         self.current = threading.local()
@@ -147,9 +151,27 @@ class PacedWorld(LogicalWorld):
     def lock(self) -> Guard:
         return Guard(self)
 
+    def before_death(self, why: str) -> None:
+        if self.watches:
+            self.line.flush()
+            for comm in (self, *(thread.comm for thread in self.beside)):
+                comm.line.link.close()
+            self.line.parcels.deliver()
+            if self.referee:  # this process keeps the time of the others until they end
+                self.referee.thread.join()
+
+    def is_death(self, error: BaseException) -> bool:
+        return super().is_death(error) or self.mpi.world.is_death(error)
+
+    def survivors(self, comm: Comm) -> Comm:
+        assert isinstance(comm, PacedComm)
+        self.line.parcels.forget()
+        handle, rank, members = self.line.ask("survivors", comm.handle)
+        return PacedComm(self, self.line, rank, members, handle)
+
 
 class PacedComm(LogicalComm):
-    """One rank of a group in a paced world.
+    """One rank of a group in a paced world; its machine's other ranks see the same files (``mpi``).
 
     Parameters
     ----------
@@ -164,6 +186,8 @@ class PacedComm(LogicalComm):
     handle : int
         The referee's number of the group on this line.
     """
+
+    mpi = MPI.COMM_SELF
 
     def __init__(
         self, world: PacedWorld, line: Line, rank: int, members: Sequence[int], handle: int = 0
@@ -274,7 +298,7 @@ class PacedComm(LogicalComm):
         return _Started(self, key, self._beside.start(partial(_told, collective), bucket))
 
     def close(self) -> None:
-        if self.handle or self.line is not self.world.line:
+        if (self.handle and not self.world.watches) or self.line is not self.world.line:
             return
         # This rank sends nothing more. Its messages are kept until all are taken.
         line, clock = self.line, self.line.clock
@@ -283,6 +307,8 @@ class PacedComm(LogicalComm):
         for thread in self.world.beside:
             thread.close()
         line.answer()
+        if self.world.referee:
+            self.world.referee.thread.join()  # it tells the others, too
         line.clock = clock
         line.follow(ahead=0.0)
         # MPI's collective calls happen outside logical time, when no rank waits for anything.
@@ -294,10 +320,13 @@ def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
     """Run a collective on the activity beside the computation, from its logical start to its logical end."""
     comm.world.current.line = comm.line
     comm.line.answer()  # it begins
+    has_failed = True
     try:
-        return collective(comm, bucket)
+        result = collective(comm, bucket)
+        has_failed = False
+        return result
     finally:
-        comm.line.tell("end")
+        comm.line.tell("end", has_failed)
         comm.line.flush()
 
 

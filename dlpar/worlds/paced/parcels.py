@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from typing import Any
 
 import torch
 from mpi4py import MPI
 
-from dlpar.worlds.mpi import PIECE, landed, landing, memory_of, patiently, whole
+from dlpar.worlds.mpi import FIRST, PIECE, despite_deaths, landed, landing, memory_of, patiently, whole
 
 KEPT = 16
 """Number of parcels under way above which a send forgets the arrived ones."""
 
-PROBED, PATIENCE = 1 << 18, 0.05
+PROBED, PROBING = 1 << 18, 0.05
 """Bytes of the parcel that probes whether MPI needs its sender's help, and its maximal seconds."""
+
+PATIENCE = 2.0
+"""Seconds of the wall for which a rank that dies on request waits until its parcels have arrived."""
 
 
 class Parcels:
@@ -40,6 +44,7 @@ class Parcels:
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self.mpi, self._tags = mpi, mpi.Get_attr(MPI.TAG_UB)
         self._under_way: deque[tuple[MPI.Request, bytearray | torch.Tensor]] = deque()
+        self._left: list[Any] = []  # MPI may still read their memory
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
@@ -49,7 +54,7 @@ class Parcels:
             self.send(probe, 0, 0)
         if self.mpi.rank or self.mpi.size == 1:
             return False
-        coming, deadline = self.mpi.Irecv(whole(probe), 1, 0), time.monotonic() + PATIENCE
+        coming, deadline = self.mpi.Irecv(whole(probe), 1, 0), time.monotonic() + PROBING
         patiently(lambda: coming.Test() or time.monotonic() > deadline)
         self._under_way.append((coming, probe))  # the parcel may still be under way, and needs its memory
         return not coming.Test()
@@ -58,7 +63,8 @@ class Parcels:
         """Start sending a copy, because the rank may change its tensor as soon as its clock allows."""
         copy = bytearray(memory_of(tensor.contiguous()))  # quicker than a tensor's copy
         sent = [copy, MPI.BYTE] if len(copy) < PIECE else whole(torch.frombuffer(copy, dtype=torch.uint8))
-        self._under_way.append((self.mpi.Isend(sent, dest, key % self._tags), copy))
+        with despite_deaths():
+            self._under_way.append((self.mpi.Isend(sent, dest, key % self._tags), copy))
         if len(self._under_way) > KEPT:
             self.move()
 
@@ -79,5 +85,21 @@ class Parcels:
     def move(self) -> None:
         """Help parcels along, and forget those that have arrived."""
         with self._lock:
-            while self._under_way and self._under_way[0][0].Test():
+            while self._under_way:
+                with despite_deaths():
+                    if not self._under_way[0][0].Test():
+                        return
                 self._under_way.popleft()
+
+    def deliver(self) -> None:
+        """Wait until all parcels have arrived, but not long, because some may have no receiver."""
+        deadline = time.monotonic() + PATIENCE
+        while self._under_way and time.monotonic() < deadline:
+            self.move()
+            time.sleep(FIRST)
+
+    def forget(self) -> None:
+        """Leave parcels under way where they are, because after a death nobody asks for them."""
+        with self._lock:
+            self._left += self._under_way
+            self._under_way.clear()

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dlpar.worlds.paced.parcels import Parcels
-from dlpar.worlds.simulated.simulator import Deadlock, place
+from dlpar.worlds.simulated.simulator import Deadlock, LostRank, place
 
-OK, WHERE, DEADLOCK, FAILED = range(4)
-"""Kinds of answers: a result, a question for the rank's place, a deadlock, a failure of the referee."""
+OK, WHERE, LOST, DEADLOCK, FAILED = range(5)
+"""Kinds of answers: a result, a question for the rank's place, a death, a deadlock, a failure of the referee."""
 
 PIECE = 1 << 16
 """Bytes read from a socket at a time."""
@@ -63,6 +63,15 @@ class Link:
     def receive(self) -> Any:
         """Return the next object; block until it arrives."""
         return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the other end has gone; what it said before can still be read."""
+        return any(event & select.POLLHUP for _, event in self._poll.poll(0))
+
+    def close(self) -> None:
+        """Close both ends, as the end of this process would."""
+        self.socket.shutdown(socket.SHUT_RDWR)
 
     def call(self) -> tuple[Any, ...]:
         """Return a rank's next call by name and arguments; block until it arrives."""
@@ -179,7 +188,7 @@ class Line:
             return call(*arguments)
         except ConnectionError:
             time.sleep(ORPHANED)
-            raise
+            raise ConnectionError("rank 0 was killed, whose process keeps the time of all ranks") from None
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Send a call of this activity and wait for its answer, which sets the clock."""
@@ -193,6 +202,8 @@ class Line:
         ------
         Deadlock
             If no rank can continue.
+        LostRank
+            If a rank has died.
         """
         if self._over is not None:  # there are no more answers
             raise self._over
@@ -202,6 +213,9 @@ class Line:
         while (answer := self._with_referee(self.link.receive))[0] == WHERE:
             self._with_referee(self.link.send, place(sys._getframe(1)))
         kind, clock, zero, result = answer
+        if kind == LOST:
+            self.clock = clock
+            raise LostRank
         if kind != OK:
             self._over = (Deadlock if kind == DEADLOCK else RuntimeError)(result)
             raise self._over

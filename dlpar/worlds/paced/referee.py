@@ -18,12 +18,12 @@ from itertools import count
 from typing import Any
 
 from dlpar.comm.base import ANY
-from dlpar.worlds.paced.protocol import DEADLOCK, FAILED, OK, WHERE, Link
+from dlpar.worlds.paced.protocol import DEADLOCK, FAILED, LOST, OK, WHERE, Link
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.comm import Lock, SimulatedComm
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
 from dlpar.worlds.simulated.run import simulated_world
-from dlpar.worlds.simulated.simulator import Activity, Deadlock, story
+from dlpar.worlds.simulated.simulator import Activity, Deadlock, LostRank, story
 
 JOINING = 60.0
 """Seconds within which ranks must call."""
@@ -40,6 +40,8 @@ class Referee:
         Its links, device and timing.
     seed : int
         Seed of times that vary.
+    survives : bool
+        Whether the others go on when a rank dies.
 
     Attributes
     ----------
@@ -54,8 +56,8 @@ class Referee:
         The proxy that plays each activity.
     """
 
-    def __init__(self, nodes: Sequence[int], platform: Platform, seed: int) -> None:
-        self.nodes, self.platform, self.seed = nodes, platform, seed
+    def __init__(self, nodes: Sequence[int], platform: Platform, seed: int, survives: bool) -> None:
+        self.nodes, self.platform, self.seed, self.survives = nodes, platform, seed, survives
         self.folder = tempfile.TemporaryDirectory(prefix="pace-")  # no other account may read it
         self.address = os.path.join(self.folder.name, "referee")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -67,7 +69,7 @@ class Referee:
         self.zero: float | None = None
         self.counters: defaultdict[tuple[int, int], Iterator[int]] = defaultdict(count)
         self.locks: dict[tuple[int, int], Lock] = {}
-        self._held: list[tuple[Link, float, Any]] = []  # answers that have to wait for second 0
+        self._held: list[tuple[Any, ...]] = []  # answers that have to wait for second 0
 
     def start(self, scale: float, flops: float, helped: bool) -> None:
         """Start the referee on its own thread.
@@ -80,7 +82,8 @@ class Referee:
             Whether MPI needs the help of senders.  Every rank first hears this and the charges.
         """
         self.greeting = scale, flops, helped
-        threading.Thread(target=self._run, name="dlpar-referee", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="dlpar-referee", daemon=True)
+        self.thread.start()
 
     def link(self, rank: int, activity: int) -> Link:
         """Return the link to a rank's activity, once it has called."""
@@ -93,20 +96,21 @@ class Referee:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def answer(self, link: Link, clock: float, now: float, result: Any = None) -> None:
+    def answer(self, link: Link, clock: float, now: float, result: Any = None, kind: int = OK) -> None:
         """Answer a call whose end, `clock`, became certain at `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
-            self._held.append((link, clock, result))
+            self._held.append((link, clock, now, result, kind))
         else:
-            link.send((OK, clock, self.zero, result))
+            with suppress(ConnectionError):  # its rank has died, which is noticed at its next call
+                link.send((kind, clock, self.zero, result))
 
     def begin(self) -> None:
         """Set the wall clock's second 0 to now, when the first rank's time advances and all others wait."""
         self.zero = time.monotonic()
-        for link, clock, result in self._held:
-            link.send((OK, clock, self.zero, result))
+        for held in self._held:
+            self.answer(*held)
         self._held.clear()
 
     # ---- the simulation ---------------------------------------------------------------------
@@ -118,7 +122,7 @@ class Referee:
                 self._simulate()
             self._tell_all(OK)
         except Deadlock:
-            self._tell_all(DEADLOCK, story(self.simulator.activities, "logical", self._place))
+            self._tell_all(DEADLOCK, story(self.simulator.alive(), "logical", self._place))
         except ConnectionError:
             pass  # a rank has died: the job's guardian ends the others, and knows the cause
         except BaseException as error:
@@ -171,6 +175,7 @@ class Proxy:
         self.take_part(comm)
         self.requests: dict[int, Any] = {}
         self.waits: tuple[Receive | None, Any] | None = None  # of an unanswered call
+        self.has_failed = False  # of a collective beside the computation
         referee.proxies[self.activity] = self
 
     def take_part(self, comm: RefereedComm) -> int:
@@ -180,8 +185,13 @@ class Proxy:
         return len(self.comms) - 1
 
     def serve(self) -> None:
-        """Serve the rank from its first call to its last."""
-        self.play()
+        """Serve the rank from its first call to its last, or to its death."""
+        try:
+            self.play()
+        except ConnectionError:
+            if not self.referee.survives:
+                raise
+            self.referee.simulator.die(self.rank)
         for comm in self.comms:
             comm.close()
 
@@ -193,8 +203,13 @@ class Proxy:
                 referee.begin()
             name, *arguments = link.call()
             if name == "end":
+                self.has_failed = any(arguments)
                 return
-            getattr(self, name)(*arguments)
+            try:
+                getattr(self, name)(*arguments)
+            except LostRank:
+                self.waits = None
+                self.referee.answer(link, activity.clock, activity.clock, kind=LOST)
 
     def answer(self, result: Any = None, end: float | None = None) -> None:
         """Tell the rank the result of its call, which ends now, or at a later moment."""
@@ -303,6 +318,13 @@ class Proxy:
 
         self._meet(comm, (self, whole, color, key), answers)
 
+    def survivors(self, comm: int) -> None:
+        for other in list(self.referee.proxies.values()):
+            if other.link.is_closed:  # of a rank that waited when it was killed
+                self.referee.simulator.die(other.rank)
+        part = self.comms[comm].world.survivors(self.comms[comm])
+        self.answer((self.take_part(part), part.rank, part.group.members))
+
     def _meet(self, comm: int, thing: Any, answers: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Wait for all ranks of the group; the last one answers all of them."""
 
@@ -321,6 +343,8 @@ class Proxy:
 
         def play(beside: RefereedComm, _: Any) -> None:
             proxy = self.referee.proxies.get(beside.activity) or Proxy(self.referee, self.rank, link, beside)
+            if proxy.has_failed:  # then the rank starts nothing more
+                raise LostRank
             proxy.answer()  # it begins
             proxy.play()
 

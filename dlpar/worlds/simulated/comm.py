@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ import torch
 from dlpar.comm import base
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer, too_long
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
-from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
+from dlpar.worlds.logical import RESTARTING, LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
-from dlpar.worlds.simulated.simulator import Activity, Simulator
+from dlpar.worlds.simulated.simulator import Activity, Died, LostRank, Simulator
 
 
 class SimulatedWorld(LogicalWorld):
@@ -50,6 +51,25 @@ class SimulatedWorld(LogicalWorld):
 
     def lock(self) -> Lock:
         return Lock(self.simulator)
+
+    def before_death(self, why: str) -> None:
+        if self.watches:
+            self.simulator.die(self.simulator.running.rank)
+        raise Died(why)
+
+    def survivors(self, comm: Comm) -> Comm:
+        assert isinstance(comm, SimulatedComm)
+        simulator, activity = self.simulator, comm.activity
+        while True:
+            activity.lost = False
+            living = tuple(member for member in comm.group.members if member not in simulator.known)
+            part = comm.within(self.once(str(living), lambda: Group(living)))
+            with suppress(LostRank):  # one more has died
+                part.barrier()
+                break
+        simulator.made.clear()  # what depends on the number of ranks is made anew
+        self.pause(RESTARTING)
+        return part
 
 
 class SimulatedComm(LogicalComm):
@@ -281,10 +301,7 @@ class Group:
         self.members, self.size = list(members), len(members)
         # Made by the first rank that takes its own, because some ranks get messages before they listen.
         self.boxes: list[Mailbox] = []
-        self._meeting = self._new_meeting()
-
-    def _new_meeting(self) -> SimpleNamespace:
-        return SimpleNamespace(things=[None] * self.size, present=[], result=None)
+        self._meeting = Meeting(self.size)
 
     @cached_property
     def beside(self) -> Group:
@@ -297,13 +314,13 @@ class Group:
         meeting.things[comm.rank] = thing
         meeting.present.append(activity)
         if len(meeting.present) == self.size:
-            self._meeting = self._new_meeting()
+            self._meeting = Meeting(self.size)
             meeting.result = result(meeting.things)
             for other in meeting.present[:-1]:
                 comm.simulator.wake(other, activity.clock)
         else:
             since = activity.clock
-            activity.waits_for = "a meeting of all ranks (barrier, gather or broadcast)"
+            activity.waits_for = meeting
             comm.simulator.next().switch()
             comm.box.waited += activity.clock - since
         return meeting.result
@@ -314,6 +331,20 @@ class Group:
         for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
             members.setdefault(color, []).append(self.members[rank])
         return {color: Group(part) for color, part in members.items()}
+
+
+class Meeting:
+    """A call that all ranks of a group make: those present, their objects, and the result."""
+
+    def __init__(self, size: int) -> None:
+        self.things, self.present, self.result = [None] * size, list[Activity](), None
+
+    def __str__(self) -> str:
+        return "a meeting of all ranks (barrier, gather or broadcast)"
+
+    def give_up(self, activity: Activity) -> None:
+        """Leave, because of a death."""
+        self.present.remove(activity)
 
 
 class Sending:
@@ -336,6 +367,10 @@ class Sending:
 
     def __str__(self) -> str:
         return f"send of {self.message.nbytes:,} bytes to rank {self.dest} (tag {self.message.tag})"
+
+    def give_up(self, activity: Activity) -> None:
+        """Wait no longer, because of a death."""
+        self.message.sender = None
 
     def wait(self) -> None:
         """Block until a long message has left and its receive is posted."""
@@ -368,6 +403,7 @@ class Side:
     def __init__(self, comm: SimulatedComm) -> None:
         self.computing, self.simulator = comm.activity, comm.simulator
         self.activity = Activity(comm.activity.rank, comm.activity.clock)
+        self.activity.lost = comm.activity.lost
         self.comm = type(comm)(comm.world, comm.group.beside, comm.rank, self.activity)
         self.queue: deque[_Started] = deque()
         self.open = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlpar.comm.base import ANY, Arrival
-from dlpar.worlds.simulated.simulator import Simulator
+from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
 class Message:
@@ -68,6 +68,10 @@ class Receive:
 
     def __str__(self) -> str:
         return _in_words(self.source, self.tag)
+
+    def give_up(self, activity: Activity) -> None:
+        """Wait no longer, because of a death."""
+        self.waiting = False
 
     def matches(self, message: Message) -> bool:
         return (self.source == message.source or self.source == ANY) and (
@@ -134,6 +138,10 @@ class Mailbox:
 
     def __str__(self) -> str:
         return _in_words(self.source, self.tag)
+
+    def give_up(self, activity: Activity) -> None:
+        """Wait no longer, because of a death."""
+        self.blocked = False
 
     def post(self, into: Any, source: int, tag: int) -> Receive:
         """Post a receive, and match it with the waiting message that is complete first."""

@@ -10,9 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -23,6 +24,18 @@ from dlpar.worlds.simulated.network import Network
 
 class Deadlock(RuntimeError):
     """A deadlock: every rank waits, and no message is under way; the error names the line of each rank."""
+
+
+class LostRank(RuntimeError):
+    """A rank has died, and others would wait for it."""
+
+
+class Died(RuntimeError):
+    """A rank in this process that died on request."""
+
+
+DETECTING = 0.1
+"""Seconds from a rank's death until all others are told, on a clock other than the wall's."""
 
 
 class Activity:
@@ -37,18 +50,26 @@ class Activity:
     task : GreenletTask or ThreadTask
         The task it runs on.
     waits_for : Any
-        The object that it waits for; its `str` describes the wait.
+        The object that it waits for; its `str` describes the wait.  With ``give_up(activity)`` a death ends the wait.
     idle : bool
         Whether it waits for work; then it may wait forever.
     done : bool
         Whether it has ended.
+    lost : bool
+        Whether it was told of a death, so that it waits for nobody until it joins the survivors.
     """
 
-    __slots__ = ("clock", "done", "due", "idle", "rank", "task", "waits_for")
+    __slots__ = ("clock", "done", "due", "idle", "lost", "rank", "task", "waits_for")
 
     def __init__(self, rank: int, clock: float = 0.0) -> None:
         self.rank, self.clock, self.due = rank, clock, inf
-        self.waits_for, self.idle, self.done = None, False, False
+        self.waits_for, self.idle, self.done, self.lost = None, False, False, False
+
+    @property
+    def gives_up(self) -> bool:
+        """Return whether it waits for other ranks, without an end in sight."""
+        waits = self.due == inf and not self.done and not self.idle
+        return waits and hasattr(self.waits_for, "give_up")
 
 
 class Simulator:
@@ -82,10 +103,13 @@ class Simulator:
         Whether all have ended, or one has failed.
     made : dict
         Objects that are equal on all ranks, by name; each is made once.
+    died, known : set of int
+        Ranks that have died, and those of which all others have been told.
     """
 
     def __init__(self, network: Network, computes: bool) -> None:
         self.network, self.computes, self.made = network, computes, {}
+        self.died, self.known = set[int](), set[int]()
         # Ranks in lockstep ask for the same moments, which pass through the heap once for all ranks.
         self.events: dict[float, list[Any]] = {}
         self.moments: list[float] = []
@@ -109,7 +133,7 @@ class Simulator:
             except Abandoned:
                 raise
             except BaseException as error:  # the others cannot continue without it
-                if self.error is None:
+                if self.error is None and activity.rank not in self.died:
                     self.error, self.failed_rank = error, activity.rank
             activity.done, activity.due = True, inf
 
@@ -132,14 +156,43 @@ class Simulator:
                 task.switch()
             if self.error is not None:
                 raise self.error
-            if any(not a.done and not a.idle for a in self.activities):
-                raise Deadlock(story(self.activities))
+            if any(not a.done and not a.idle for a in self.alive()):
+                raise Deadlock(story(self.alive()))
         finally:
             self.over, self.present, self.last = True, iter(()), None
             for activity in self.activities:
                 if not activity.done:
                     with suppress(Abandoned):  # a greenlet's exception comes back here
                         activity.task.abandon()
+
+    def alive(self) -> list[Activity]:
+        """Return the activities of living ranks."""
+        return [activity for activity in self.activities if activity.rank not in self.died]
+
+    # ---- deaths --------------------------------------------------------------------------
+
+    def die(self, rank: int) -> None:
+        """Let a rank die now, so that others are told after `DETECTING` seconds."""
+        now = self.running.clock
+        for activity in self.alive():
+            if activity.rank == rank and activity is not self.running:
+                self.interrupt(activity, now)
+        if rank not in self.died:
+            self.died.add(rank)
+            self.plan(now + DETECTING, SimpleNamespace(due=None, arrive=partial(self._tell_of, rank)))
+
+    def _tell_of(self, rank: int, time: float) -> None:
+        self.known.add(rank)
+        for activity in self.alive():
+            self.interrupt(activity, time)
+
+    def interrupt(self, activity: Activity, time: float) -> None:
+        """End an activity's wait for other ranks by :class:`LostRank`, now or when it begins."""
+        activity.lost = True
+        if activity.gives_up:
+            activity.waits_for.give_up(activity)
+            activity.task = Interrupted(activity)
+            self.wake(activity, time)
 
     # ---- for activities ------------------------------------------------------------------
 
@@ -176,6 +229,9 @@ class Simulator:
 
         An activity that waits for another calls ``simulator.next().switch()``, which returns when it goes on.
         """
+        if self.died and self.running.lost and self.running.gives_up:
+            self.running.waits_for.give_up(self.running)
+            raise LostRank
         time = self.time
         while True:
             for event in self.present:
@@ -194,6 +250,18 @@ class Simulator:
             events = self.events.pop(time)
             self.present, self.last = iter(events), events[-1]
             self.passed += 1
+
+
+class Interrupted:
+    """Takes the place of an activity's task for one turn, which begins with an error."""
+
+    def __init__(self, activity: Activity) -> None:
+        self.activity, self.task = activity, activity.task
+
+    def switch(self) -> None:
+        """Let the task go on with the error."""
+        self.activity.task = self.task
+        self.task.throw(LostRank())
 
 
 MOST = 8
@@ -295,10 +363,10 @@ class ThreadTask:
         Of the main task: the task that holds the baton.
     """
 
-    __slots__ = ("abandoned", "baton", "main", "running", "thread")
+    __slots__ = ("baton", "error", "main", "running", "thread")
 
     def __init__(self, program: Callable[[], None] | None = None, main: ThreadTask | None = None) -> None:
-        self.main, self.running, self.abandoned = main or self, self, False
+        self.main, self.running, self.error = main or self, self, None
         self.baton, self.thread = threading.Lock(), threading.current_thread()
         self.baton.acquire()
         if program is not None:
@@ -316,8 +384,9 @@ class ThreadTask:
 
     def _rest(self) -> None:
         self.baton.acquire()
-        if self.abandoned:
-            raise Abandoned
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
 
     def switch(self) -> None:
         """Pass the baton, and return when it comes back."""
@@ -325,12 +394,17 @@ class ThreadTask:
         self.baton.release()
         here._rest()
 
+    def throw(self, error: BaseException) -> None:
+        """Pass the baton to a task that goes on with an error."""
+        self.error = error
+        self.switch()
+
     def frame(self) -> FrameType | None:
         return sys._current_frames().get(self.thread.ident)
 
     def abandon(self) -> None:
         if self.thread.is_alive():
-            self.abandoned = True
+            self.error = Abandoned()
             self.baton.release()
             self.thread.join(5.0)
 
