@@ -64,7 +64,7 @@ class Delays:
 
 
 class Death:
-    """The death of one rank on request.
+    """Death of one rank on request.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ PIECE = 1 << 16
 """Maximal number of elements of a piece."""
 
 AHEAD = 4
-"""Receives posted at a time for pieces from children; a long message leaves once its receive is posted."""
+"""Number of receives posted at a time for children's pieces, because a long message waits for its receive."""
 
 
 def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:

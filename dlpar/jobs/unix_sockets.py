@@ -31,7 +31,7 @@ def user_of(connection: socket.socket) -> int | None:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether the other end is this account; on macOS only the socket's private folder excludes others."""
+    """Return whether the other end is this account; on macOS only the private folder ensures this."""
     return user_of(connection) in (None, os.getuid())
 
 

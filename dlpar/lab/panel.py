@@ -340,7 +340,7 @@ _offering = Lock()
 
 @cache
 def _look_for_offers() -> None:
-    """Show arriving offers in every panel, by one thread in a kernel."""
+    """Show arriving offers in every panel of a kernel, by one thread."""
     Thread(target=_look, name="dlpar offers", daemon=True).start()
 
 

@@ -204,7 +204,7 @@ def run(
 
 
 Wiring = tuple[dict[str, int], dict[str, list[tuple[str, int]]], dict[tuple[str, int], int]]
-"""Rank of each task, its consumers with the input's position in each, and the tags of these inputs."""
+"""Rank of each task; consumers of each task, with the input's position; and the tags of these inputs."""
 
 
 def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
