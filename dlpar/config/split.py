@@ -81,7 +81,7 @@ WITHOUT_FLUSH: tuple[Rule, ...] = (
     ("split.schedule", ANY, "sync.consistency", ("bsp",), "batches are read ahead"),
     ("split.schedule", ANY, "sync.exchange", IN_STEP, "batches are read ahead"),
 )  # fmt: skip
-"""Rules of a schedule in which each batch is a step, read ahead of the updates."""
+"""Rules of a schedule in which each batch is a step, and batches are read ahead of updates."""
 
 
 class SplitPart(PartWithRules):

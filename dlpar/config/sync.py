@@ -272,8 +272,8 @@ class Gossip(SyncPart):
     scheme: Literal["gossip"] = Field("gossip", title="sync")
     """Scheme by which replicas agree."""
     exchange: Literal["neighbours", "random", "one_peer", "pairwise", "push_sum"] = Field("neighbours")
-    """Partners of a worker: all neighbours every step (D-PSGD), random peers every step, one peer 1, 2, 4 … places
-    on (Ying et al. 2021), one neighbour at a time, asynchronously (AD-PSGD), or along directed edges (push-sum)."""
+    """Partners of a worker in a step: all neighbours (D-PSGD), random peers, one peer 1, 2, 4 … places ahead,
+    one neighbour asynchronously (AD-PSGD), or receivers along directed edges (push-sum)."""
     topology: Annotated[str, OneOf(TOPOLOGIES), Only("sync.exchange", *WITH_GRAPH)] = Field("ring")
     """The graph; random: random-regular, edges: your own."""
     edges: Annotated[Edges, Only("sync.topology", "edges")] = Field(())

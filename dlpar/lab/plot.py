@@ -215,7 +215,7 @@ class Series:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows kept, float64 of shape (points, columns)."""
+        """Kept rows, float64 of shape (points, columns)."""
         return self._rows[: self._size]
 
     def add(self, row: Sequence[float]) -> None:

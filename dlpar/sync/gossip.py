@@ -97,7 +97,7 @@ class InStep(Gossip):
 
     def steps(self) -> Iterator[int]:
         for step in super().steps():
-            if self.combines_first:  # nobody changes these weights before the update
+            if self.combines_first:  # no other code changes these weights before the update
                 self.under_way = self.comm.start(self.average, self.replica.weights)
             yield step
 
@@ -223,7 +223,7 @@ class Pairwise(Gossip):
     """An active or passive worker (:func:`~dlpar.graphs.partners`).
 
     ``weights`` are the worker's own, which averages change at any time. ``replica.weights`` are its copy for
-    the present step.  ``lead`` is relative to the slowest partner, as far as known.  ``staleness`` counts
+    the present step.  ``lead`` is relative to the slowest partner that is known.  ``staleness`` counts
     averages.
     """
 

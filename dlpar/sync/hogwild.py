@@ -114,7 +114,7 @@ class Hogwild(Scheme):
 
 
 class ConflictMeter:
-    """Observes some of the weights, cheaply enough for every step.
+    """Meter that observes some of the weights, cheaply enough for every step.
 
     Each worker sums up its additions in private, and finally compares the sums with the change of the
     weights.  A sparse update leaves its own stamp on each watched weight that it writes.  A stamp that

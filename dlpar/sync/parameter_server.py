@@ -211,7 +211,7 @@ class Shard:
 
 
 class Client:
-    """Pushes gradients and gets weights: a worker, or a leaf server on behalf of its group.
+    """Client that pushes gradients and gets weights: a worker, or a leaf server on behalf of its group.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class Scheme:
         """Send the others the part that only this worker has updated, in a recorded span; by default nothing."""
 
     def done(self, own: int) -> int:
-        """Return the global steps of all workers known to this worker, which did `own`."""
+        """Return the number of global steps that this worker knows of; it did `own` steps."""
         return own
 
     def state_bytes(self) -> int:

@@ -18,7 +18,7 @@ BUCKETS = 32
 
 
 class Sketch:
-    """Sketches vectors of one length, in the same way on every rank.
+    """Function that sketches vectors of one length, in the same way on every rank.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from dlpar.jobs.record import Unrecorded
 from dlpar.train import train
 
 DEVICES = {"scheme": "ring", "allreduce": "hierarchical", "node_size": 2}
-"""Executors sum over their two devices, then with each other."""
+"""All-reduce in which executors sum over their two devices, then with each other."""
 
 
 class Accuracy(NamedTuple):

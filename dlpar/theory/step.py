@@ -77,7 +77,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
                       gradient
     ================  ============================================  =======================================
 
-    Communication counts as far as the backward pass does not hide it
+    Only communication that the backward pass does not hide counts
     (:func:`~dlpar.theory.overlap.overlapped`).  A form is not exact in the following cases:
 
     - Workers differ: an upper bound, which assumes that all begin an exchange with the slowest.

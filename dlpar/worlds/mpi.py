@@ -42,7 +42,7 @@ DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 @contextmanager
 def despite_deaths() -> Iterator[None]:
-    """Do what is inside as far as living ranks are concerned."""
+    """Return a context that ignores the deaths of other ranks."""
     try:
         yield
     except MPI.Exception as error:

@@ -28,7 +28,7 @@ PATIENCE = timedelta(minutes=5)
 
 
 UNREAD = 4096
-"""Maximal number of waits whose seconds nobody has asked for."""
+"""Maximal number of waits whose seconds were not requested."""
 
 
 class DeviceTraffic(Traffic):

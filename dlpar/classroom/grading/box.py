@@ -35,7 +35,7 @@ SHUT_IN = Path(__file__).with_name("box.sh").read_text()
 
 
 class CannotGrade(RuntimeError):
-    """Answers cannot be judged here as required; the message is one sentence."""
+    """Failure to judge answers here as required; the message is one sentence."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Parcels:
             time.sleep(FIRST)
 
     def forget(self) -> None:
-        """Leave parcels under way where they are, because after a death nobody asks for them."""
+        """Forget parcels under way, because after a death no rank asks for them."""
         with self._lock:
             self._left += self._under_way
             self._under_way.clear()

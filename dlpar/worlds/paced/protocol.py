@@ -66,7 +66,7 @@ class Link:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the other end has gone; what it said before can still be read."""
+        """Return whether the other end has gone; its earlier messages can still be read."""
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 
     def close(self) -> None:

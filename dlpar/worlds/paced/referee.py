@@ -30,7 +30,7 @@ JOINING = 60.0
 
 
 class Referee:
-    """Decides when things happen in a world of paced ranks.
+    """Simulator that decides when events happen in a world of paced ranks.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ class Referee:
 
 
 class Proxy:
-    """Plays one activity of a rank: ranks name the methods below `play` in their calls.
+    """Player of one activity of a rank; ranks name the methods below `play` in their calls.
 
     Parameters
     ----------

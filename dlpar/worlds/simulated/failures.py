@@ -24,7 +24,7 @@ LOST = ("snapshot", "detecting", "restarting", "done again")
 
 
 def goodput(seconds: Mapping[str, float]) -> float | None:
-    """Return the share of time spent on steps that count; None of no time."""
+    """Return the share of time spent on steps that count; None if there is no time."""
     whole = sum(seconds.values())
     return sum(seconds[kind] for kind in USEFUL) / whole if whole else None
 

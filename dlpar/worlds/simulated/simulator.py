@@ -73,7 +73,7 @@ class Activity:
 
 
 class Simulator:
-    """Runs programs on a virtual clock.
+    """Simulator of programs on a virtual clock.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class Simulator:
                     return event.task
                 if due is None:
                     event.arrive(time)
-            if self.over:  # a task that is unwound waits for nobody
+            if self.over:  # an unwound task waits for no other task
                 raise Abandoned
             if not self.moments:
                 return self._main
@@ -253,7 +253,7 @@ class Simulator:
 
 
 class Interrupted:
-    """Takes the place of an activity's task for one turn, which begins with an error."""
+    """Task that replaces an activity's task for one turn, which begins with an error."""
 
     def __init__(self, activity: Activity) -> None:
         self.activity, self.task = activity, activity.task
