@@ -161,7 +161,7 @@ class Replica:
         self.gradient.zero_()
 
     def begin(self) -> None:
-        """Prepare the gradient for the backward passes of a step, and :meth:`collect` after them."""
+        """Prepare the gradient for the backward passes of a step, which :meth:`collect` ends."""
         if not self.collects:
             self.zero_gradient()
             return

@@ -312,7 +312,7 @@ def _line(frame: FrameType) -> str:
 
 
 class Abandoned(BaseException):
-    """Raised within a task whose simulation has ended without it."""
+    """Error raised within a task if its simulation has ended without it."""
 
 
 class GreenletTask(greenlet):
