@@ -89,7 +89,7 @@ class Experiment(Part):
     snapshot: Snapshot = Field(Snapshot())
     """Snapshots to resume from."""
     deaths: Deaths = Field(Deaths())
-    """Ranks that die, and how the others go on."""
+    """Ranks that die, and how the others continue."""
     cluster: Cluster = Field(Cluster())
     """Machines of the ranks."""
 

@@ -54,7 +54,7 @@ class OneOf:
 
 
 class Only:
-    """Mark of a field that has an effect only if another field has one of some values.
+    """Mark of a field that has an effect only with certain values of another field.
 
     Parameters
     ----------

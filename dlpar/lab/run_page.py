@@ -366,7 +366,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
 
 
 class Status:
-    """Progress, facts and log of the run in front, sent to a page."""
+    """Sender of progress, facts and log of the run in front to a page."""
 
     def __init__(self, page: Page, experiment: Experiment) -> None:
         self.page, self.prefix = page, ""

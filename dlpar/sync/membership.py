@@ -58,7 +58,8 @@ def reseated(crew: Crew, left: list[int]) -> Crew:
 
 
 def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
-    """Return the experiment for the remaining workers, with the same global batches and the graph without the dead."""
+    """Return the experiment for the remaining workers: the same global batches, the graph without dead
+    ranks."""
     new = {old: worker for worker, old in enumerate(stay)}
     changes: dict[str, Any] = {
         "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}

@@ -170,7 +170,7 @@ class Sent(NamedTuple):
 
 
 def payload(exchanges: Sequence[Exchange], ranks: int) -> Sent:
-    """Return the payload of exchanges, sent by all ranks together."""
+    """Return the payload that all ranks together send in exchanges."""
     costs = [closed_form(each.collective, ranks, each.elements, itemsize=1) for each in exchanges]
     return Sent(sum(cost.messages for cost in costs), sum(cost.bytes for cost in costs))
 

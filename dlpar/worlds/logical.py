@@ -19,7 +19,7 @@ Marks = Sequence[tuple[float, Callable[[], None]]]
 
 
 RESTARTING = 0.1
-"""Seconds from the moment at which all survivors are told of a death until they go on."""
+"""Seconds from the moment at which all survivors are told of a death until they continue."""
 
 
 class Pace:

@@ -260,7 +260,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
 
 
 def _ends(here: dict[CollectiveTime, tuple[float, float]], over: str, several: bool) -> str:
-    """Return the times at both ends of the longest lines; if several are equally long, of the most trusted source."""
+    """Return the times at both ends of the longest line; of equal lines, the most trusted source counts."""
     places = {how: [place for t, (place, _) in here.items() if t.how == how] for how in theme.ORDER}
     known = [how for how in theme.ORDER if places[how]]
     how = max(known, key=lambda how: max(places[how]) / min(places[how]))

@@ -102,7 +102,7 @@ class RankLines(Plot):
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
-    """Return the predicted mean staleness (updates): N - 1 if each push is one update, answered with weights.
+    """Return the predicted mean staleness: N - 1 updates if each push makes an update and gets weights.
 
     Between two pushes of a worker, every other push makes its weights one update older.
     Over all pushes the mean is N - 1 for any speed of the workers. The result is None

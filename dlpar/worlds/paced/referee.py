@@ -41,7 +41,7 @@ class Referee:
     seed : int
         Seed of times that vary.
     survives : bool
-        Whether the others go on when a rank dies.
+        Whether the others continue when a rank dies.
 
     Attributes
     ----------

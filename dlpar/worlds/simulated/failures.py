@@ -3,7 +3,7 @@
 A step takes a given number of seconds.  Failures follow the rules of runs with messages:
 
     end      a death ends all ranks at once; after detection and a restart, steps continue from the last
-    snapshot going on (shrink, spare)  survivors compute until the exchange where a rank is missing, and
+    snapshot continue (shrink, spare)  survivors compute until the exchange where a rank is missing, and
              discard this step; they repeat it without the dead replica, or with a spare in its place; the
              dead replica returns after its restart
 """

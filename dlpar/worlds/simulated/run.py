@@ -87,7 +87,7 @@ def run_program(
     Raises
     ------
     Deadlock
-        If no rank can go on.
+        If no rank can continue.
     BaseException
         The exception of the first rank that failed.
     """

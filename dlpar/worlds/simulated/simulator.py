@@ -85,7 +85,7 @@ class Simulator:
     Attributes
     ----------
     events : dict
-        Planned events by their time, in the order of planning: an activity goes on, or the head of a
+        Planned events by their time, in the order of planning: an activity continues, or the head of a
         message arrives.
     moments : list
         Heap of those times.
@@ -227,7 +227,8 @@ class Simulator:
     def next(self) -> Task:
         """Process events until an activity's turn, and return its task, or finally the main task.
 
-        An activity that waits for another calls ``simulator.next().switch()``, which returns when it goes on.
+        An activity that waits for another calls ``simulator.next().switch()``, which returns when it
+        continues.
         """
         if self.died and self.running.lost and self.running.gives_up:
             self.running.waits_for.give_up(self.running)
@@ -259,7 +260,7 @@ class Interrupted:
         self.activity, self.task = activity, activity.task
 
     def switch(self) -> None:
-        """Let the task go on with the error."""
+        """Let the task continue with the error."""
         self.activity.task = self.task
         self.task.throw(LostRank())
 
@@ -395,7 +396,7 @@ class ThreadTask:
         here._rest()
 
     def throw(self, error: BaseException) -> None:
-        """Pass the baton to a task that goes on with an error."""
+        """Pass the baton to a task that continues with an error."""
         self.error = error
         self.switch()
 
