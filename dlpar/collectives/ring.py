@@ -29,7 +29,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
     """Sum `tensor` over all ranks, in place on every rank.
 
     Each rank sends ``2 (N-1)`` messages and ``2 (N-1)/N`` times the tensor's
-    bytes, whatever N is: bandwidth-optimal.
+    bytes, for any N: the ring is bandwidth-optimal.
 
     Parameters
     ----------

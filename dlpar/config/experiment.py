@@ -55,7 +55,7 @@ class Experiment(Part):
     scaling: Literal["strong", "weak"] = Field("strong")
     """strong: batch is divided among replicas; weak: batch is each replica's own."""
     shards: Literal["iid", "by_label", "uneven"] = Field("iid")
-    """Way of dealing samples to workers."""
+    """Distribution of the samples over workers."""
     steps: int = Field(200, ge=1, le=10000000)
     """Number of global batches; an epoch has train size / batch of them."""
     lr: float = Field(0.1, ge=0, le=1000)
@@ -165,7 +165,7 @@ class Experiment(Part):
 
     @property
     def global_batch(self) -> int:
-        """Number of samples in a step of all replicas that count."""
+        """Number of samples in a step, without those of backup workers."""
         return self.batch if self.scaling == "strong" else self.batch * (self.replicas - self.backup)
 
     @property

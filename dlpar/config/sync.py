@@ -122,7 +122,7 @@ class MapReduce(SyncPart):
     reduce: Literal["sum", "mean", "collect"] = Field("sum")
     """Sum over samples; mean of the partitions' means; or collect all and sum at the driver."""
     broadcast: Literal["tree", "torrent"] = Field("tree")
-    """Way of the weights from the driver: down a binomial tree, or in blocks from worker to worker (Spark)."""
+    """Route of the weights from the driver: down a binomial tree, or in blocks between workers (Spark)."""
     regularizer: Literal["none", "l1", "l2"] = Field("none")
     """Penalty that the driver adds to the loss."""
     regularization: Annotated[float, Only("sync.regularizer", "l1", "l2")] = Field(0.01, ge=0, le=1000)
@@ -167,7 +167,7 @@ class ParameterServer(SyncPart):
     softsync: Annotated[int, Only("sync.consistency", "softsync")] = Field(1, ge=1, le=64)
     """n of n-softsync: an update takes N/n gradients."""
     pull: Literal["reply", "separate"] = Field("reply")
-    """Way of weights to a worker: in the reply to its push, or pulled separately when they are needed."""
+    """Route of the weights to a worker: in the reply to its push, or pulled separately when needed."""
     push_every: int = Field(1, ge=1, le=10000)
     """Steps between two pushes (Downpour's n_push)."""
     fetch_every: int = Field(0, ge=0, le=10000)

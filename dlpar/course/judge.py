@@ -107,8 +107,8 @@ def check(
     Parameters
     ----------
     student : callable or None
-        The function; None, ``...``, a ``NotImplementedError`` or a function that
-        returns None where something is expected counts as not written yet.
+        The function.  None, ``...``, a ``NotImplementedError``, or None as the result of a function counts as
+        not written yet.
     cases : iterable of (arguments, expected)
         Arguments as a tuple, or as a mapping of names that the message repeats (``{"rank": 2, "step": 0}``).
         `expected` is a number, text, array or tensor, or a list, tuple or mapping of these.  A case is tried

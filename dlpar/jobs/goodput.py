@@ -59,7 +59,7 @@ class TimeSpent:
         """Begin an attempt."""
         self._number, (self._end, self._again) = number, self._ended[min(number, len(self._ended) - 1)]
         self._first, self._last = dict[int, float](), dict[tuple[int, bool], float]()
-        self._sums = defaultdict[bool, Counter[str]](Counter)  # of steps that count, and of those done again
+        self._sums = defaultdict[bool, Counter[str]](Counter)  # of steps that count, and of repeated steps
         self._spares, self._dead, self._zero = set[int](), set[int](), math.nan  # Unix time of second 0
 
     def header(self, rank: int, record: Record) -> None:

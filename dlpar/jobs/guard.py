@@ -1,9 +1,8 @@
 """The guardian of one job: a small process between its owner and its ranks.
 
 The guardian starts mpiexec, and copies the output of ranks into ``log.txt``.  It ends the whole job when the
-owner asks for this or dies, when a rank fails, or after too long without progress.  Whatever the cause, it
-leaves no process, socket or
-shared-memory file.  Standard library only.
+owner asks for this or dies, when a rank fails, or after too long without progress.  In every case it leaves
+no process, socket or shared-memory file.  Standard library only.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Job:
             file.write(json.dumps({"k": "order", "rank": rank, **order}) + "\n")
 
     def _tell(self, words: str) -> None:
-        """Tell the guardian something; do nothing if the job has ended."""
+        """Send the guardian a message; do nothing if the job has ended."""
         with suppress(OSError, ValueError):
             self._guardian.stdin.write(words.encode() + b"\n")
             self._guardian.stdin.flush()

@@ -343,7 +343,7 @@ ORDERED = {"die", "factor", "stall"}
 
 
 class Orders(Death):
-    """The death of a rank on request, and what somebody asks of the rank while it runs.
+    """Death of a rank on request, and orders to the rank while it runs.
 
     Parameters
     ----------
@@ -388,7 +388,7 @@ class Keeper(comm.Keeper):
     attempt : Attempt
         The attempt, with its start.
     orders : Orders
-        Death of this rank on request, and what somebody asks of it.
+        Death of this rank on request, and orders to it.
     state : State, optional
         State to resume from; default: the attempt's snapshot.
     """

@@ -33,7 +33,7 @@ REFUSAL = "refused.txt"
 
 
 ORDERS = "orders.jsonl"
-"""Name of the file with what somebody asks of running ranks."""
+"""Name of the file with orders to running ranks."""
 
 RECORDS = re.compile(r"(?:rank-(?:\d{1,5}|all)|job)\.jsonl")
 """Names of the files with records of the present attempt."""

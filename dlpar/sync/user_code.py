@@ -33,7 +33,7 @@ _SHORT.maxdict = 12
 
 
 class NotFacts(TypeError):
-    """A scheme's ``facts()`` returned something that cannot be recorded; the message is one sentence."""
+    """A result of a scheme's ``facts()`` that cannot be recorded; the message is one sentence."""
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:

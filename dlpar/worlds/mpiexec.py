@@ -211,7 +211,7 @@ def keep_to_loopback(pid: int) -> None:
     """Restrict a process's listening sockets to this machine.  Linux.
 
     Open MPI's launcher listens on all interfaces, and has no setting to change this.  A socket bound to the
-    loopback device gets nothing from other machines, whatever its address.
+    loopback device gets nothing from other machines, for any address.
     """
     level, copy = socket.SOL_SOCKET, ctypes.CDLL(None).syscall
     with suppress(AttributeError, OSError), open(os.pidfd_open(pid), "rb", buffering=0) as process:

@@ -311,7 +311,7 @@ class PacedComm(LogicalComm):
             self.world.referee.thread.join()  # it tells the others, too
         line.clock = clock
         line.follow(ahead=0.0)
-        # MPI's collective calls happen outside logical time, when no rank waits for anything.
+        # MPI's collective calls happen outside logical time, when no rank waits.
         for memory in self.world.memory:
             memory.close()
 
