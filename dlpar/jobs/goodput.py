@@ -75,7 +75,7 @@ class TimeSpent:
         if record["name"] == "start":
             self._zero = record.get("at", math.nan) - record["t"]
         elif record["name"] == "death":
-            self._dead.add(record["dead"] if "dead" in record else record["rank"])
+            self._dead.add(record["dead"])
 
     def steps(self, rank: int, steps: Sequence[Record]) -> None:
         """Take steps of a rank."""

@@ -99,7 +99,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
     if curve.accuracy is not None:
         text += f"; {curve.accuracy:.1%} of the held-out samples are classified correctly"
     text += "".join(f"; rank {rank} died after step {step:,}" for rank, step in curve.deaths.items())
-    text += f"; {curve.lost:,} steps were lost and done again (dotted)" * (curve.lost > 0)
+    text += f"; {curve.lost:,} steps were done twice (broad)" * (curve.lost > 0)
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 
 

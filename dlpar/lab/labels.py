@@ -55,9 +55,9 @@ def split(experiment: Experiment) -> str:
 
 
 def rank_name(experiment: Experiment, rank: int) -> str:
-    """Name a rank: ``rank 3``, or ``server 4`` or ``leaf 5`` if it does not train."""
-    if rank < experiment.workers:
-        return f"rank {rank}"
+    """Name a rank: ``rank 3``, or ``server 4``, ``leaf 5`` or ``spare 6`` if it does not train."""
+    if rank < experiment.workers or rank >= experiment.members:
+        return f"{'rank' if rank < experiment.workers else 'spare'} {rank}"
     return f"server {rank}" if rank < experiment.workers + experiment.sync.server_ranks else f"leaf {rank}"
 
 

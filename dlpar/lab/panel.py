@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from dlpar.jobs.fork_server import warm_socket
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.launch import resume
 from dlpar.jobs.run import Run
-from dlpar.jobs.tail import ALL_RANKS, lines_of
+from dlpar.jobs.tail import ALL_RANKS, lines_of, rank_of
 from dlpar.jobs.unix_sockets import ask
 from dlpar.lab import theme
 from dlpar.lab.captions import duration, quantity
@@ -33,7 +33,7 @@ from dlpar.lab.figures.scaling import twin
 from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.figures.timeline import Lanes, Timeline
-from dlpar.lab.labels import labels, scheme, split
+from dlpar.lab.labels import labels, rank_name, scheme, split
 from dlpar.lab.run_page import GOAL, RunPage
 from dlpar.lab.watch import SEEN, Replay, Watch, newest_like, recordings, speed_of
 
@@ -101,6 +101,7 @@ class Panel(RunPage):
         require(fine, f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
         self.tell(front=first or self.state["front"], recordings=[])
         self._controls, self._offer, self._ghost = Controls(experiment, controls), Offer(self), Ghost(self)
+        self._states = dict[int, str]()  # of ranks that have started: alive (""), slow or dead
         self._check()
         if recording is not None:
             run = recording if isinstance(recording, Run) else Run(recording)
@@ -204,8 +205,10 @@ class Panel(RunPage):
                 self.replay(run, speed)
             case {"do": "simulate"}:
                 self.beside(self._simulate_instead)
-            case {"do": "resume"}:
-                self.beside(self.resume)
+            case {"do": "resume", **which}:
+                self.beside(partial(self.resume, which.get("run")))
+            case {"do": "kill" | "pause" | "slow" as order, "rank": rank, **more} if self.job:
+                getattr(self.job, order)(rank, **more)
             case {"do": "watch"}:
                 self.beside(self._watch_instead)
             case {"do": "take" | "undo" | "away" as how}:
@@ -229,6 +232,8 @@ class Panel(RunPage):
 
     def ended(self, status: str, reason: str) -> None:
         """End the run; offer to resume an incomplete run from its latest snapshot, if it has one."""
+        self._states.clear()
+        self.tell(ranks=[])
         super().ended(status, reason)
         kept = self.job.run.snapshots if self.job and status not in ("done", "running") else []
         if kept:
@@ -236,15 +241,42 @@ class Panel(RunPage):
             self.tell(offer={"text": said, "actions": ["resume"]})
             self.flush()
 
-    def resume(self) -> None:
-        """Do what the Resume button does: resume the run in front in its own folder, as another attempt."""
+    def resume(self, run: Run | str | None = None) -> Job:
+        """Do what a Resume button does: resume a run in its own folder, as another attempt.
+
+        Parameters
+        ----------
+        run : Run or str, optional
+            A run or its id; default: the run in front.
+        """
+        self._end_recording()
         with self._guard_jobs:
             self._refuse_if_running()
-            self.job = job = resume(self.job.run)
-            self._asked, self._failure = [], ""
+            self.job = job = resume(run or self.job.run)
+            self.runs[:] = [job.run, *(other for other in self.runs if other.id != job.run.id)]
+            self._asked, self._failure, self._status.prefix = [], "", ""
             self.tell(offer=None)
             self._begin(job.run, job.run.experiment)
             self._follow(Watch(job.run.path, self))
+        return job
+
+    def take(self, source: str, record: dict[str, Any]) -> None:
+        """Take a record, and note what it says about the state of a rank."""
+        super().take(source, record)
+        match record:
+            case {"k": "rank", "rank": rank}:
+                self._states[rank] = ""
+            case {"name": "death", "dead": rank}:
+                self._states[rank] = "dead"
+            case {"name": "ordered", "factor": factor}:
+                self._states[rank_of(source)] = "slow" if factor > 1 else ""
+
+    def refresh(self, alive: bool) -> None:
+        """Show the records taken so far, and the ranks of a job."""
+        e = self._front.experiment
+        shown = [rank for rank in theme.ranks(e) if rank in self._states] if self.job else []
+        self.tell(ranks=[[rank, rank_name(e, rank), self._states[rank]] for rank in shown])
+        super().refresh(alive)
 
     def foresee(self, experiment: Experiment | None, foreseen: Foreseen) -> None:
         """Show the simulated samples/s of settings that have not run yet, and say if their simulation is long."""

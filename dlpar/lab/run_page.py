@@ -43,7 +43,7 @@ PATIENCE = 12.0
 
 AT_FIRST: dict[str, Any] = {
     "runs": [], "recordings": None, "offer": None, "ghost": "", "live": False, "length": 0.0, "wrong": None,
-    "fields": [], "values": {}, "hidden": [],
+    "fields": [], "values": {}, "hidden": [], "ranks": [],
 }  # fmt: skip
 """State of a page before the first message of its panel."""
 

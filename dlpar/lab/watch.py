@@ -196,10 +196,15 @@ LISTED = 20
 """Number of newest runs to choose from."""
 
 
-def recordings() -> list[dict[str, str]]:
-    """Return the newest ended runs, each with its experiment in words."""
-    found = ((run, with_world(str(e), e)) for run, e in _readable(LISTED) if has_ended(run))
-    return [{"id": run.id, "says": f"{says} ({run.id})"} for run, says in found]
+def recordings() -> list[dict[str, Any]]:
+    """Return the newest ended runs: id, experiment in words, and whether the run can be resumed."""
+    found = ((run, f"{with_world(str(e), e)} ({run.id})") for run, e in _readable(LISTED) if has_ended(run))
+    return [{"id": run.id, "says": says, "resumes": can_resume(run)} for run, says in found]
+
+
+def can_resume(run: Run) -> bool:
+    """Return whether an ended run is incomplete and has a snapshot."""
+    return run.status != "done" and bool(run.snapshots)
 
 
 def newest_like(experiment: Experiment) -> Run | None:

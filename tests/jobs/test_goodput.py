@@ -67,7 +67,7 @@ def test_the_seat_of_a_dead_rank_is_lost_time_until_a_spare_takes_it():
     found.steps(1, [step(0, 1.0, **usual)])
     lost = {"done again": 0.2, "detecting": 0.3, "restarting": 0.5}
     found.steps(0, [step(0, 1.0, **usual), step(1, 3.0, **usual, **lost)])
-    found.event({"name": "death", "rank": 1, "step": 1, "t": 1.8})
+    found.event({"name": "death", "dead": 1, "step": 1, "t": 1.8})
     found.steps(2, [step(1, 3.0, **usual)])
     wall, seconds = spent(found)
     assert wall == 3.0

@@ -84,13 +84,17 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def _go_back(self, done: GlobalStep) -> None:
-        """Move the steps that an attempt lost to a dotted line, up to the start of the next attempt."""
+        """Move the steps that an attempt lost to a broad band; a stroke at its start is where the next one begins."""
         rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
-        line = {"color": self._run.colour, "dash": "dot", "width": 1}
-        dotted = self._beside("done again", mode="lines", line=line)
+        (colour, _), gap = theme.SPENT["done again"], [[np.nan] * rows.shape[1]]
+        band = self._beside("done again", mode="lines", opacity=0.5, line={"color": colour, "width": 12})
+        stroke = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": colour}}
+        seam = self._beside("resumed", mode="markers", marker=stroke)
         self.lost += self.done.step + 1 - done.step
-        dotted.replace(np.concatenate([dotted.rows, rows[again], [[np.nan] * rows.shape[1]]]))
+        band.replace(np.concatenate([band.rows, rows[again], gap]))
+        seam.replace(np.concatenate([seam.rows, rows[again][:1]]))
         self.loss.replace(rows[~again])
+        self.tests.replace(self.tests.rows[self.tests.rows[:, 0] <= done.step])
 
     def draw_deaths(self) -> None:
         """Mark the deaths of ranks on the curve, at the steps where the others continued."""

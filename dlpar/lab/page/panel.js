@@ -17,6 +17,14 @@ const BUTTONS = {
   away: ["Not now", "Hide the offer"],
 };
 
+/** What one can ask of a running rank: sign of the button, its name for who cannot see it, and what it does. */
+const ORDERS = {
+  kill: ["✕", "Kill", "its process ends, as if its machine died; what then happens is set by 'on death'"],
+  pause: ["❚❚", "Stop for 3 seconds", "it does nothing for 3 s, and then goes on"],
+  slow: ["¼", "Slow down", "it computes four times as long until this is pressed again"],
+};
+const SLOWER = 4;
+
 /** Speeds of a recording. */
 const SPEEDS = { "a hundredth": 0.01, "a tenth": 0.1, "as it was": 1, "10 times": 10, "100 times": 100 };
 
@@ -76,6 +84,7 @@ class PanelView {
     this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
     this.figure = new FigureView(data.link, () => data.runs, data.hidden, (moment) => this.time.hovered(moment));
     this.time = new TimeLine(data, () => this.figure);
+    this.ranks = make("div", { className: "dlpar-ranks", role: "group", "aria-label": "Ranks", hidden: true });
     this.runs = make("div", { className: "dlpar-runs" });
     this.settings = make("details", { className: "dlpar-more" }, make("summary", {}, "More settings"));
     this.printed = make("pre", { className: "dlpar-log", tabIndex: 0, role: "log", "aria-label": "Log of the run" });
@@ -85,7 +94,7 @@ class PanelView {
     this.recordings.addEventListener("toggle", () => this.recordings.open && data.link.send({ ask: "recordings" }));
     this.spoken = make("div", { className: "dlpar-spoken", role: "status" });
     el.append(this.gone, this.head, this.controls, this.offer, this.progress, below, this.tabs, this.figure.root,
-      this.time.root, this.runs, make("div", { className: "dlpar-sections" }, this.settings, this.log, this.recordings, this.figure.details), this.spoken);
+      make("div", { className: "dlpar-moments" }, this.time.root, this.ranks), this.runs, make("div", { className: "dlpar-sections" }, this.settings, this.log, this.recordings, this.figure.details), this.spoken);
     data.views.add(this);
     this.banner();
     if (data.state.tabs) this.update(null);
@@ -120,6 +129,7 @@ class PanelView {
     if (has("facts", "ghost")) this.buildFacts(state);
     if (has("tabs", "front")) this.buildTabs(state);
     if (has("length", "live")) this.time.build(state);
+    if (has("ranks")) this.buildRanks(state.ranks ?? []);
     if (has("runs", "goal")) this.buildRuns(state);
     if (has("log", "path")) this.buildLog(state);
     if (has("recordings", "busy")) this.buildRecordings(state);
@@ -204,6 +214,30 @@ class PanelView {
       item.dataset.means = means[name];
       return item;
     }));
+  }
+
+  /** The ranks of a running job, each with its buttons. */
+  buildRanks(ranks) {
+    this.ranks.hidden = !ranks.length;
+    const says = Object.values(ORDERS).map(([sign, name]) => `${sign} ${name.toLowerCase()}`).join(" · ");
+    rebuilt(this.ranks, () => this.ranks.replaceChildren("ranks", ...ranks.map((rank) => this.rank(...rank)), make("span", {}, says)));
+    const dead = ranks.filter(([, , state]) => state === "dead").map(([, name]) => name);
+    if (dead.length) this.spoken.textContent = `${dead.join(" and ")} died.`;
+  }
+
+  rank(number, name, state) {
+    const label = name.startsWith("rank") ? String(number) : name;
+    if (state === "dead") return make("span", { className: "dlpar-rank", title: `${name} has died` }, make("s", {}, label), "died");
+    const orders = Object.entries(ORDERS).filter(([what]) => what !== "slow" || !/^(server|leaf)/.test(name));
+    const buttons = orders.map(([what, [sign, says, means]]) => {
+      const more = what === "slow" ? { factor: state === "slow" ? 1 : SLOWER } : {};
+      const send = () => this.data.link.send({ do: what, rank: number, ...more });
+      const button = make("button", { title: `${says} ${name}: ${means}`, "aria-label": `${says} ${name}`, onclick: send }, sign);
+      if (what === "slow") button.setAttribute("aria-pressed", String(state === "slow"));
+      button.dataset.key = `${what} ${number}`;
+      return button;
+    });
+    return make("span", { className: "dlpar-rank", role: "group", "aria-label": name }, label, ...buttons);
   }
 
   buildTabs({ tabs, front }) {
@@ -296,13 +330,18 @@ class PanelView {
       return { select, choose: () => [...select.options].some(({ value }) => value === before) && (select.value = before) };
     };
     const which = choice("recording", "run"), speed = choice("speed", "speed");
-    for (const { id, says } of recordings) which.select.add(new Option(says, id));
+    for (const { id, says, resumes } of recordings) which.select.add(new Option(resumes ? `${says}, can be resumed` : says, id));
     for (const [name, times] of Object.entries(SPEEDS)) speed.select.add(new Option(name, String(times), times === 1, times === 1));
     for (const each of [which, speed]) each.choose();
     const play = make("button", { className: "dlpar-button", disabled: busy || !recordings.length, title: "Play it in this panel",
       onclick: () => this.data.link.send({ do: "play", run: which.select.value, speed: Number(speed.select.value) }) }, "Play");
+    const resume = make("button", { className: "dlpar-button", title: BUTTONS.resume[1], onclick: () => this.data.link.send({ do: "resume", run: which.select.value }) }, BUTTONS.resume[0]);
+    const able = () => (resume.disabled = busy || !recordings.find(({ id }) => id === which.select.value)?.resumes);
+    which.select.addEventListener("change", able);
+    able();
+    resume.dataset.key = "resume recording";
     const words = make("p", {}, "A recording shows a run again as it was. Nothing is computed.");
-    const controls = make("div", { className: "dlpar-controls" }, which.select, speed.select, play);
+    const controls = make("div", { className: "dlpar-controls" }, which.select, speed.select, play, resume);
     rebuilt(this.recordings, () => this.recordings.replaceChildren(make("summary", {}, "Recordings"), words, controls));
   }
 
