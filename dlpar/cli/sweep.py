@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -24,6 +24,9 @@ from dlpar.jobs.launch import check_machine
 from dlpar.lab.captions import quantity
 from dlpar.lab.sweep import Outcome, run_all
 from dlpar.theory.scaling import gains
+
+if TYPE_CHECKING:
+    from dlpar.lab.figure import Figure
 
 MOST = 1000
 """Maximal number of experiments in a sweep."""
@@ -220,18 +223,42 @@ def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
         print("speed-up and efficiency: over the fastest of those with the fewest workers that do the same")
 
 
+def throughputs(outcomes: Sequence[Outcome]) -> Figure:
+    """Draw each experiment's throughput as a bar, faint if simulated, with a stroke for the closed form."""
+    from dlpar.lab import theme  # these load plotly and pandas
+    from dlpar.lab.figure import captioned, stacked
+    from dlpar.lab.labels import labels, scheme
+
+    experiments = [outcome.experiment for outcome in outcomes]
+    names = labels(experiments) if len(outcomes) > 1 else [scheme(experiments[0])]
+    rates, predicted = zip(*((o.samples_per_s, o.predicted_samples_per_s) for o in outcomes))
+    how, parts = [theme.HOW[e.cluster.world] for e in experiments], {}
+    for kind in dict.fromkeys(how):
+        look = {"marker_color": theme.run_colours(experiments)}
+        look["opacity"] = theme.FAINT if kind == "simulated" else 1.0
+        parts[kind] = look, [rate * (own == kind) for rate, own in zip(rates, how)]
+    figure = stacked("throughput (samples/s)", names, parts, ("predicted", predicted))
+    fastest, slowest = (f(range(len(rates)), key=rates.__getitem__) for f in (max, min))
+    sentence = f"{names[fastest]} is the fastest with {quantity(rates[fastest])} samples/s"
+    ratio = rates[fastest] / rates[slowest]
+    sentence += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
+    heads = ("experiment", "how", "samples/s", "predicted samples/s")
+    return captioned(figure, f"{sentence}.", (heads, list(zip(names, how, rates, predicted))), open=True)
+
+
 def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
     """Write the figure, its sentence and its numbers as a self-contained page."""
     from dlpar.lab.figure import caption  # these load plotly and pandas
     from dlpar.lab.figure import table as numbers
-    from dlpar.lab.figures.scaling import sweep as drawing
+    from dlpar.lab.figures.scaling import curves, draw
 
     done = [outcome for outcome in outcomes if outcome.samples_per_s]
     if not done:
         if not Path(file).stat().st_size:
             Path(file).unlink()
         raise Failed("no run is done, so there is no figure")
-    figure = drawing(done)
+    drawn = curves(done)
+    figure = draw(drawn) if any(len(curve.points) > 1 for curve in drawn) else throughputs(done)
     config = {"responsive": True, "displaylogo": False}
     plot = figure.to_html(full_html=False, include_plotlyjs=True, config=config)
     cells = numbers(figure).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)

@@ -78,6 +78,13 @@ def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> H
     return html_table(f"All: {shared}", ["setting", *map(html.escape, named)], rows)
 
 
+def deck() -> HTML:
+    """Return the style of slides in JupyterLab's deck mode; elsewhere the notebook stays unchanged."""
+    from IPython.display import HTML
+
+    return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
+
+
 def course() -> HTML:
     """Show the labs as a table: minutes, prerequisites, content, and your number of revealed predictions."""
     revealed = Counter(key.partition("-")[0] for key in entries())

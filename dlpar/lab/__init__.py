@@ -9,15 +9,14 @@ NAMES = {
     "dlpar.lab.panel": "Panel compare",
     "dlpar.lab.prediction": "predict",
     "dlpar.lab.exchange": "predictions forget_predictions",
-    "dlpar.lab.source": "show",
     "dlpar.lab.animation": "animate",
-    "dlpar.lab.page": "deck",
     "dlpar.lab.figures.cost": "ping_pong time_collectives predict_collectives",
     "dlpar.lab.figures.scaling": "scaling",
     "dlpar.lab.figures": (
         "overlay first_at time_to_accuracy staleness lead lanes waiting consensus show_graph "
         "schedule micro_batches memory mesh pieces pipeline layer_bytes"
     ),
+    "dlpar.course.source": "show",
     "dlpar.course.judge": "check check_on_ranks",
     "dlpar.course.exercises.server": "check_server check_backup",
     "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid check_interval",
@@ -25,7 +24,7 @@ NAMES = {
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
     "dlpar.systems.surviving": "goodput time_spent",
     "dlpar.systems.field": "field field_map place_of published system_panel choose_system task_bound",
-    "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
+    "dlpar.course.curriculum": "course self_test glossary tooltips what_runs deck",
 }
 """Names for notebooks, by module."""
 

@@ -194,14 +194,10 @@ def _layout(workers: int, chunks: int, steps: list[dict], at: int, notes: list[d
     }  # fmt: skip
     plain = {"showgrid": False, "showline": False, "ticks": "", "fixedrange": True}
     columns = {"tickvals": [c + CELL / 2 for c in range(chunks)], "ticktext": [*map(str, range(chunks))]}
-    return theme.layout(
-        xaxis=theme.axis("chunk", (-0.006 * chunks, chunks), **columns, **plain),
-        yaxis=theme.rows([f"rank {r}" for r in range(workers)], **plain),
-        sliders=[slider],
-        annotations=notes,
-        barmode="overlay",
-        margin={"l": 76, "r": 16, "t": 54, "b": 140},
-    )
+    xaxis = theme.axis("chunk", (-0.006 * chunks, chunks), **columns, **plain)
+    yaxis = theme.rows([f"rank {r}" for r in range(workers)], **plain)
+    look = {"barmode": "overlay", "margin": {"l": 76, "r": 16, "t": 54, "b": 140}}
+    return {"xaxis": xaxis, "yaxis": yaxis, "sliders": [slider], "annotations": notes, **look}
 
 
 # ---- the log of messages -------------------------------------------------------------

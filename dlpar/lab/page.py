@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -22,9 +22,6 @@ from traitlets import Unicode
 
 from dlpar.config.schema import BadExperiment
 from dlpar.lab.plot import Drawing
-
-if TYPE_CHECKING:
-    from IPython.display import HTML
 
 HERE = Path(__file__).parent / "page"
 
@@ -132,14 +129,7 @@ class Page(anywidget.AnyWidget):
             _of_cell[cell] = [*(each for each in _of_cell[cell] if each[0] == execution), (execution, self)]
 
 
-def deck() -> HTML:
-    """Return the style of slides in JupyterLab's deck mode; elsewhere the notebook stays unchanged."""
-    from IPython.display import HTML
-
-    return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
-
-
-def _kernel() -> Any:
+def kernel() -> Any:
     """Return the Jupyter kernel of this process; None if there is none."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None)
@@ -151,7 +141,7 @@ def this_cell() -> tuple[str, str] | None:
     If the same cell runs again, its cell id is the same and its execution id differs.
     """
     try:
-        parent = _kernel().get_parent("shell")
+        parent = kernel().get_parent("shell")
         return parent["metadata"]["cellId"], parent["header"]["msg_id"]
     except (AttributeError, KeyError, TypeError):
         return None
@@ -163,7 +153,7 @@ def answer_beside_cells() -> bool:
     Messages of widgets use the shell channel, and wait for a running cell.  A subshell may take them, depending on
     JupyterLab's settings and on ipykernel's release.
     """
-    handlers = getattr(_kernel(), "control_handlers", None)
+    handlers = getattr(kernel(), "control_handlers", None)
     if handlers is None:
         return False
 

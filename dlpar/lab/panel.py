@@ -203,14 +203,12 @@ class Panel(RunPage):
                 self.tell(recordings=recordings())
             case {"do": "play", "run": run, "speed": speed}:
                 self.replay(run, speed)
-            case {"do": "simulate"}:
-                self.beside(self._simulate_instead)
             case {"do": "resume", **which}:
                 self.beside(partial(self.resume, which.get("run")))
             case {"do": "kill" | "pause" | "slow" as order, "rank": rank, **more} if self.job:
                 getattr(self.job, order)(rank, **more)
-            case {"do": "watch"}:
-                self.beside(self._watch_instead)
+            case {"do": "simulate" | "watch" as other}:
+                self.beside(getattr(self, f"_{other}_instead"))
             case {"do": "take" | "undo" | "away" as how}:
                 getattr(self._offer, how)()
             case _:

@@ -199,12 +199,8 @@ LISTED = 20
 def recordings() -> list[dict[str, Any]]:
     """Return the newest ended runs: id, experiment in words, and whether the run can be resumed."""
     found = ((run, f"{with_world(str(e), e)} ({run.id})") for run, e in _readable(LISTED) if has_ended(run))
+    can_resume = lambda run: run.status != "done" and bool(run.snapshots)
     return [{"id": run.id, "says": says, "resumes": can_resume(run)} for run, says in found]
-
-
-def can_resume(run: Run) -> bool:
-    """Return whether an ended run is incomplete and has a snapshot."""
-    return run.status != "done" and bool(run.snapshots)
 
 
 def newest_like(experiment: Experiment) -> Run | None:

@@ -144,7 +144,7 @@ def test_outside_a_notebook_there_is_no_cell_and_no_way_beside_cells(made):
 
 def test_a_page_is_answered_on_the_control_channel_by_its_address(monkeypatch):
     kernel = SimpleNamespace(control_handlers={})
-    monkeypatch.setattr(module, "_kernel", lambda: kernel)
+    monkeypatch.setattr(module, "kernel", lambda: kernel)
     one, other = Made(), Made()
     assert one.address and one.get_state()["address"] == one.address != other.address
     answer = kernel.control_handlers["dlpar_msg"]
@@ -157,7 +157,7 @@ def test_a_page_is_answered_on_the_control_channel_by_its_address(monkeypatch):
 
 
 def test_a_kernel_without_a_control_channel_is_called_as_any_widget(monkeypatch):
-    monkeypatch.setattr(module, "_kernel", SimpleNamespace)
+    monkeypatch.setattr(module, "kernel", SimpleNamespace)
     page = Made()
     assert page.address == "" and not module.answer_beside_cells()
     page.close()

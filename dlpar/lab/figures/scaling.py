@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -16,7 +15,7 @@ from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import check_machine
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, blank, captioned, finished, require, stacked
+from dlpar.lab.figure import Figure, Names, blank, captioned, finished, require
 from dlpar.lab.labels import labels, scheme
 from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.scaling import crossings, gains, task
@@ -86,8 +85,9 @@ def twin(experiment: Experiment) -> Experiment | None:
 
 def _progress(total: int) -> Callable[[Outcome], None] | None:
     """Show a bar under a running cell, and return a function that advances it; None outside a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if getattr(shell, "kernel", None) is None:
+    from dlpar.lab.page import kernel  # here: it loads widgets, which a command line does not need
+
+    if kernel() is None:
         return None
     from IPython.display import ProgressBar
 
@@ -300,34 +300,3 @@ def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
 def _compete(a: Curve, b: Curve) -> bool:
     """Return whether curves are of different schemes with a common base."""
     return a.experiment.sync.scheme != b.experiment.sync.scheme and task(a.experiment) == task(b.experiment)
-
-
-def sweep(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the scaling of outcomes or, if the number of workers does not vary, their throughput.
-
-    Parameters
-    ----------
-    outcomes : sequence of Outcome
-        Outcomes of finished runs, one or more.
-    """
-    drawn = curves(outcomes)
-    return draw(drawn) if any(len(curve.points) > 1 for curve in drawn) else throughputs(outcomes)
-
-
-def throughputs(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw each experiment's throughput as a bar, faint if simulated, with a stroke for the closed form."""
-    experiments = [outcome.experiment for outcome in outcomes]
-    names = labels(experiments) if len(outcomes) > 1 else [scheme(experiments[0])]
-    rates, predicted = zip(*((o.samples_per_s, o.predicted_samples_per_s) for o in outcomes))
-    how, parts = [theme.HOW[e.cluster.world] for e in experiments], {}
-    for kind in dict.fromkeys(how):
-        look = {"marker_color": theme.run_colours(experiments)}
-        look["opacity"] = theme.FAINT if kind == "simulated" else 1.0
-        parts[kind] = look, [rate * (own == kind) for rate, own in zip(rates, how)]
-    figure = stacked("throughput (samples/s)", names, parts, ("predicted", predicted))
-    fastest, slowest = (f(range(len(rates)), key=rates.__getitem__) for f in (max, min))
-    sentence = f"{names[fastest]} is the fastest with {captions.quantity(rates[fastest])} samples/s"
-    ratio = rates[fastest] / rates[slowest]
-    sentence += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
-    heads = ("experiment", "how", "samples/s", "predicted samples/s")
-    return captioned(figure, f"{sentence}.", (heads, list(zip(names, how, rates, predicted))), open=True)

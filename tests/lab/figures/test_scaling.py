@@ -3,12 +3,12 @@
 import pytest
 
 from dlpar import lab
+from dlpar.cli.sweep import throughputs
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import JobFailed
 from dlpar.lab import figures, sweep, theme
 from dlpar.lab.figures.scaling import curves, draw, twin
-from dlpar.lab.figures.scaling import sweep as sweep_figure
 from dlpar.lab.sweep import Outcome
 from lab.folders import finished
 
@@ -113,7 +113,7 @@ def test_thousands_of_workers_have_few_ticks():
 
 
 def test_a_sweep_over_anything_else_is_drawn_as_bars():
-    figure = sweep_figure([outcome(BASE.replace(batch=n), 100.0 * n) for n in (16, 32)])
+    figure = throughputs([outcome(BASE.replace(batch=n), 100.0 * n) for n in (16, 32)])
     bars, diamonds = figure.data
     assert list(bars.x) == [1600.0, 3200.0] and bars.opacity == 0.6 and diamonds.name == "predicted"
     assert (
