@@ -514,3 +514,56 @@ def test_a_run_that_died_is_resumed_by_a_press_and_its_curve_says_what_was_lost(
     assert f"{lost} steps were done twice (broad)" in caption and "40 of 40 steps" in caption
     curve = panel.figures["Convergence"].kept[run.id]
     assert curve.loss.rows[:, 0].tolist() == list(range(40))
+
+
+def of_ranks(page):
+    """What the page shows beside the ranks: number and state."""
+    return {rank: state for rank, _, state in page.state["ranks"]}
+
+
+@pytest.mark.slow
+def test_ranks_are_slowed_and_killed_by_a_press_and_the_others_go_on():
+    slow = {"kind": "constant", "delay_ms": 10.0}
+    panel = Panel(Experiment(workers=3, steps=200, batch=60, delays=slow, deaths={"on_death": "shrink"}))
+    page = Reader(panel)
+    assert page.state["ranks"] == []
+    panel.run()
+    until(lambda: of_ranks(page) == {0: "", 1: "", 2: ""} and panel.state["done"] > 5)
+    page.do(do="slow", rank=1, factor=4)
+    until(lambda: of_ranks(page)[1] == "slow")
+    page.do(do="slow", rank=1, factor=1)
+    until(lambda: of_ranks(page)[1] == "")
+    page.do(do="kill", rank=0)
+    until(lambda: of_ranks(page) == {0: "dead", 1: "", 2: ""})
+    died = panel.state["done"]
+    page.do(do="pause", rank=0)
+    assert "rank: got 0, allowed is one of [1, 2], alive on this machine" in page.state["message"]
+    panel.wait(60)
+    assert panel.state["done"] == 200 > died and page.state["ranks"] == []
+    assert "rank 0 died after step" in panel.figures["Convergence"].caption
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_from_the_list_of_recordings_in_another_panel():
+    dying = Experiment(
+        workers=2,
+        steps=40,
+        model={"name": "mlp", "width": 16},
+        snapshot={"every": 8},
+        deaths={"die": {1: 0.5}},
+    )
+    job = dlpar.launch(dying)
+    with pytest.raises(dlpar.JobFailed):
+        job.wait(60)
+    whole = dlpar.launch(dying.replace(deaths={"die": {}})).wait(60)
+    panel = Panel(Experiment(workers=4))
+    page = Reader(panel)
+    page.ask("recordings")
+    listed = {each["id"]: each["resumes"] for each in page.state["recordings"]}
+    assert listed[job.run.id] and not listed[whole.id]
+    page.do(do="resume", run=job.run.id)
+    until(lambda: panel.running or panel.state["message"], 30)
+    assert panel.wait(60)[0].id == job.run.id and page.state["status"] == "done"
+    assert (job.run.curve["loss"] == whole.curve["loss"]).all() and len(job.run.curve) == 40
+    page.ask("recordings")
+    assert not any(each["resumes"] for each in page.state["recordings"] if each["id"] == job.run.id)
