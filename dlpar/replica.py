@@ -149,7 +149,7 @@ class Replica:
         self.look_at(weights)
 
     def look_at(self, weights: torch.Tensor) -> None:
-        """Use `weights`, of the same shape and type, without a copy until the next call."""
+        """Use `weights` without a copy until the next call; they have the same shape and type."""
         self._compute(lambda: self._look_at(weights))
 
     def _look_at(self, weights: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ ALLREDUCE: dict[str, Callable[..., None]] = {
     "halving_doubling": halving_doubling_allreduce,
     "hierarchical": hierarchical_allreduce,
 }
-"""All-reduce algorithms by the name an experiment gives them."""
+"""All-reduce algorithms, by their names in experiments."""
 
 HALVES = {
     "ring": (ring_reduce_scatter, ring_allgather),
@@ -50,7 +50,7 @@ HALVES = {
 
 
 BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}
-"""Broadcasts of a driver by the name an experiment gives them."""
+"""Broadcasts of a driver, by their names in experiments."""
 
 
 __all__ = [

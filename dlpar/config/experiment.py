@@ -157,8 +157,7 @@ class Experiment(Part):
 
     @property
     def periods(self) -> dict[str, int]:
-        """Steps between two exchanges, by the field that sets them; only at their multiples the state is
-        whole."""
+        """Steps between two exchanges, by the field that sets them; only their multiples have whole state."""
         given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
         given["period"] = self.averaging.period if self.averaging.method != "none" else 0
         return {name: every for name, every in given.items() if every}

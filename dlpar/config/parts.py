@@ -126,7 +126,7 @@ class Delays(Part):
     """Slow and unsteady workers: delays added to a step's computing."""
 
     kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
-    """Distribution of a delay added to every worker's every step."""
+    """Distribution of a delay that is added to every step of every worker."""
     delay_ms: Annotated[float, Delayed] = Field(10.0, gt=0, le=60000)
     """Mean of that delay, in ms."""
     delay_cv: Annotated[float, Only("delays.kind", "gamma")] = Field(0.5, gt=0, le=10)
@@ -143,7 +143,7 @@ class Snapshot(Part):
     every: int = Field(0, ge=0, le=10000000, title="snapshot every")
     """Global steps between two snapshots; 0: none."""
     keep: int = Field(2, ge=1, le=1000, title="snapshots kept")
-    """Newest snapshots kept."""
+    """Number of newest snapshots that are kept."""
 
 
 class Deaths(Part):

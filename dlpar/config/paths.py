@@ -45,7 +45,7 @@ def open_plain(path: str | os.PathLike) -> BinaryIO:
 
 
 def runs_folder() -> Path:
-    """Return the folder of all runs: ``$DLPAR_HOME/runs``, or in the platform's user data folder."""
+    """Return the folder of all runs: ``$DLPAR_HOME/runs``, or ``runs`` in the user's data folder."""
     import platformdirs  # imported here, because processes that guard a job use only the standard library
 
     home = os.environ.get("DLPAR_HOME") or platformdirs.user_data_dir("dlpar")

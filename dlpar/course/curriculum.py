@@ -51,7 +51,7 @@ def _table(name: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def labs() -> dict[str, Lab]:
-    """Labs by number, in their order."""
+    """Return the labs by their numbers, in order."""
     return {number: Lab(number, **fields) for number, fields in sorted(_table("curriculum").items())}
 
 
@@ -151,7 +151,7 @@ class Tooltips(anywidget.AnyWidget):
 
 @cache
 def terms() -> dict[str, Term]:
-    """Terms by their English names."""
+    """Return the terms by their English names."""
     kept = _table("terms")
     return {name: Term(name, **kept[name]) for name in sorted(kept, key=str.lower)}
 

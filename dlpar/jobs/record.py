@@ -185,7 +185,7 @@ class Recorder:
         self._device.set_again()
 
     def _write_last(self) -> None:
-        """Write the step that a GPU has done by now, or soon will have done."""
+        """Write the latest step of a GPU, as soon as the GPU has finished it."""
         if self._last and self._device:
             done, self._last = self._last, None
             spans, end = self._device.timed(done)
@@ -214,7 +214,8 @@ class Recorder:
         self._write(record, soon=True)
 
     def interrupted(self, at: float) -> None:
-        """Count the time since the last step as lost, because a rank died, noticed `at`; what follows is a restart."""
+        """Count the time since the last step as lost: a rank's death was noticed `at`, and a restart
+        follows."""
         self._write_last()
         spans, self._spans = [] if self._device else self._spans, []  # a GPU's are not timed yet
         again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)

@@ -95,7 +95,7 @@ class Run:
 
     @property
     def world(self) -> str:
-        """``real``, ``paced`` or ``simulated``."""
+        """World of the run: ``real``, ``paced`` or ``simulated``."""
         return self.experiment.cluster.world
 
     @property

@@ -49,7 +49,7 @@ LONGEST_TURN = 1800.0
 
 
 class NoSlots(RuntimeError):
-    """The keeper has refused the job or has exited; the message says what is allowed."""
+    """A refusal or an exit of the keeper; the message says what is allowed."""
 
 
 def keeper_socket() -> Path | None:
@@ -161,7 +161,7 @@ class Turn(NamedTuple):
 
 
 class Keeper:
-    """Keeps and assigns the slots of one machine.
+    """Keeper of one machine's slots, which assigns them to jobs.
 
     Parameters
     ----------

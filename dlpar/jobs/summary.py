@@ -93,7 +93,7 @@ class Summary:
         self.steps.ready(late=math.inf)
 
     def add_all(self, folder: Path) -> None:
-        """Add all records of a run folder, part by part; only so it is known which steps are done again."""
+        """Add all records of a run folder, part by part, which shows the steps that are done again."""
         self.time = TimeSpent(ended_in(folder))
         for records in iter(Tail(folder).read, []):
             self.add(records)

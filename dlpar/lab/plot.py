@@ -27,7 +27,7 @@ Message = tuple[dict[str, Any], list[bytes]]
 
 
 Columns = dict[str, str]
-"""plotly attribute -> column of a row."""
+"""Map from plotly's attributes to columns of a row."""
 
 
 class Drawing:
@@ -71,7 +71,7 @@ class Drawing:
         columns : sequence of str
             Columns of a row, with units; heads of the data table.
         at : mapping, optional
-            plotly attribute -> column, for example ``{"x": "*", "y": "loss"}``; ``"*"``
+            Map from plotly's attributes to columns, for example ``{"x": "*", "y": "loss"}``; ``"*"``
             is the horizontal axis that the reader chose. Default: the first columns are x and y.
         limit : int, default 2000
             Maximal number of points kept, here and in the page.

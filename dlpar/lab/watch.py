@@ -31,7 +31,7 @@ SIGN_OF_LIFE = 1.0
 """Seconds without news after which the page receives a sign of life."""
 
 CHUNK = 256 << 10
-"""Bytes of one file read at a time; bounds memory when a long run is opened."""
+"""Bytes of one file that are read at a time, which bounds memory when a long run is opened."""
 
 
 BEHIND = 2000

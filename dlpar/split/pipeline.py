@@ -266,7 +266,7 @@ class Stage:
         self.speaks = self.mp_group.rank == self.speaker
 
     def _of(self, stage: int) -> range:
-        """Number the parts that a stage holds."""
+        """List the numbers of the parts that a stage holds."""
         return range(stage, len(self.parts), self.stages)
 
     def _find_tied(self, whole: nn.Module) -> list[tuple[int, Any]]:

@@ -65,7 +65,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 
 
 def not_a_scheme(typed: Any, name: str) -> str | None:
-    """Return one sentence why a class or a function cannot be a scheme; None if it can."""
+    """Return in one sentence why a class or a function cannot be a scheme; None if it can."""
     if isinstance(typed, type):
         missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
         # Scheme.combine() only raises NotImplementedError.
@@ -81,7 +81,7 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
 
 
 def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
-    """Check that a step can be recorded with the result of `facts()`, or a run could not be summarised."""
+    """Check that a step can be recorded with the result of `facts()`; otherwise the run has no summary."""
     found = facts()
     named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
     counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]

@@ -27,7 +27,7 @@ QUICK, THOROUGH = 3, 9
 """Number of runs of each kind: while a reader waits, and when a user asks for a measurement."""
 
 SMALL, LARGE = 64, 256
-"""Two numbers of samples of a rank in a step, to separate the time of a step from that of a sample."""
+"""Two numbers of a rank's samples in a step, which separate the time of a step from that of a sample."""
 
 RANKS = 64
 """Maximal number of ranks that are started as real processes."""

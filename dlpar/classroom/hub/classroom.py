@@ -130,7 +130,7 @@ class NoProxy(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One hub on one machine; raises :class:`BadSettings`.
+    """Settings of a hub on one machine; raises :class:`BadSettings`.
 
     Attributes
     ----------

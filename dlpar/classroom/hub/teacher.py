@@ -211,7 +211,8 @@ class Class(HubOAuthenticated, RequestHandler):
 
     @authenticated
     async def get(self) -> None:
-        """``{students: [row…], slots: {slots, taken, waiting, paused} or null, predictions: [row…], sent}``."""
+        """Send as JSON: students, slots (null without a keeper), predictions, whether an experiment was
+        sent."""
         students: Students = self.settings["students"]
         told = {"students": students.table(), "predictions": students.answers.table()}
         self.finish(told | {"slots": await queue(), "sent": students.offer is not None})

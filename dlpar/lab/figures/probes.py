@@ -235,7 +235,8 @@ class SentBytesMeter:
 
 
 def sent(comm: Comm, experiment: Experiment) -> SentByLayer:
-    """Count the bytes this rank sends for one gradient, before replicas synchronise; collective over all workers."""
+    """Count bytes that this rank sends for a gradient, before replicas synchronise; collective over
+    workers."""
     task = prepared(comm, experiment)
     layers = [name for name, _ in task.model.named_children()]
     part, meter = make_split(task), SentBytesMeter(comm.traffic)

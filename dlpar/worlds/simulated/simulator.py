@@ -27,7 +27,7 @@ class Deadlock(RuntimeError):
 
 
 class LostRank(RuntimeError):
-    """A rank has died, and others would wait for it."""
+    """Death of a rank that others would wait for."""
 
 
 class Died(RuntimeError):
@@ -67,7 +67,7 @@ class Activity:
 
     @property
     def gives_up(self) -> bool:
-        """Return whether it waits for other ranks, without an end in sight."""
+        """Return whether the activity waits for other ranks, without an end in sight."""
         waits = self.due == inf and not self.done and not self.idle
         return waits and hasattr(self.waits_for, "give_up")
 
