@@ -143,6 +143,8 @@ class ParameterServer(SyncPart):
         *if_chosen("sync.group_period", Other([0]), "groups average whole models, each after updates of its own",
                    {"sync.groups": Other([0]), "sync.group_consistency": ("bsp",), "sync.push_every": (1,),
                     "sync.consistency": ("bsp", "asp"), "averaging.method": NONE, "sync.overlap": (False,)}),
+        *if_chosen("sync.replicas", Other([0]), "the next server copies each update before a worker is answered",
+                   {"sync.servers": Other([1]), "sync.groups": (0,), "sync.fetch_every": (0,)}),
         *if_chosen("sync.fetch_every", Other([0]), "a worker fetches by itself, and not at every push",
                    {"sync.consistency": ("asp",), "sync.groups": (0,), "sync.overlap": (False,),
                     "averaging.method": NONE}),
@@ -160,6 +162,8 @@ class ParameterServer(SyncPart):
     """Scheme by which replicas agree."""
     servers: int = Field(1, ge=1, le=1024)
     """Server ranks; each holds a range of the weights."""
+    replicas: int = Field(0, ge=0, le=1)
+    """Copies of each server's range on the next server, which takes over when it dies (chain replication)."""
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field("bsp")
     """Staleness allowed to a worker: none, bounded, unbounded, or that of an update every N/n gradients."""
     staleness: Annotated[int, Only("sync.consistency", "ssp")] = Field(3, ge=0, le=1000000)

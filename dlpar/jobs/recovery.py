@@ -1,8 +1,9 @@
 """Recovery from a rank's death: survivors agree on their state, and restart from the state they hold.
 
 A step is a transaction: exchanges of an interrupted step are discarded.  Equal replicas take the state of the
-replica with the most steps.  Servers go back to the latest version that all of them have.  Replicas of gossip
-keep their own state. Each survivor's program then restarts, as in a resumed run.
+replica with the most steps.  Servers go back to the latest version that all of them have; the copy on its
+successor replaces a dead server's range.  Replicas of gossip keep their own state.  Each survivor's program
+then restarts, as in a resumed run.
 
 Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI communication capability"
 (IJHPCA 2013): User Level Failure Mitigation, by which MPI reports a death, and revokes and shrinks
@@ -17,8 +18,8 @@ from typing import NamedTuple
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.record import Recorder
-from dlpar.jobs.snapshot import Attempt, Keeper, Orders, State
-from dlpar.sync.membership import Crew, reseated
+from dlpar.jobs.snapshot import Attempt, Keeper, Orders, State, recut
+from dlpar.sync.membership import CannotGoOn, Crew, reseated
 from dlpar.train import serve, train
 
 
@@ -76,7 +77,7 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
     state, standing = None, Standing(rank, crew)
     if keeper is not None and keeper.is_whole:
         own, done = keeper.standing()
-        state, standing = keeper.present(own, done), Standing(rank, crew, own, done)
+        state, standing = State.of(keeper.parts, own, done), Standing(rank, crew, own, done)
     standings = comm.broadcast(comm.gather(standing))
     crew = max((each.crew for each in standings), key=lambda crew: crew.generation)
     left = [each.rank for each in standings]
@@ -84,25 +85,35 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
     comm = comm.split(0, new.seats.index(rank))
     by_seat = sorted(standings, key=lambda each: new.seats.index(each.rank))
     e = new.experiment
-    workers, servers = by_seat[: e.workers], by_seat[e.workers : e.members]
-    seat = new.seats.index(rank)
-    if servers:
-        steps = [each.done for each in servers]
-        done = max(steps) if e.sync.runs_free else min(steps)
-        if seat >= e.workers and seat < e.members and not e.sync.runs_free:
-            keeper.go_back(done)
-            state = keeper.present(done, done)
-    else:
-        done = max((each.done for each in workers), default=-1)
+    workers, seat = by_seat[: e.workers], new.seats.index(rank)
+    servers = crew.seats[crew.experiment.workers : crew.experiment.members]
+    steps = [each.done for each in standings if each.rank in servers] or [each.done for each in workers]
+    done = min(steps) if servers and not e.sync.runs_free else max(steps)
+    if done < 0 < max(steps):
+        raise CannotGoOn("a server died before it had its range of the weights")
     if done < 0:  # it died before any rank had begun
         return comm, new, None
+    held: dict[int, State] = {}
+    if rank in servers:
+        for part in () if e.sync.runs_free else keeper.parts.values():
+            part.go_back(done)
+        place, state = servers.index(rank), State.of(keeper.parts, done, done)
+        held = {place: state}
+        if servers[place - 1] not in left:
+            copies = {name: part.copy for name, part in keeper.parts.items()}
+            held[(place - 1) % len(servers)] = State.of(copies, done, done)
+    if servers != (serve := new.seats[e.workers : e.members]):  # ranges are cut anew
+        for theirs in comm.broadcast(comm.gather(held)):
+            held |= theirs
+        if rank in serve:
+            state = recut([held[n] for n in sorted(held)], len(serve), serve.index(rank), 0)
     if not servers:
         source = next(n for n, each in enumerate(workers) if each.done == done)
         body = comm.broadcast(state.common() if seat == source else None, source)
         # Replicas that share gradients are equal, except for the last step.
         is_behind = e.sync.sends_gradients and by_seat[seat].done < done
         state = body if state is None or is_behind else state
-    elif state is None and seat < e.workers:
+    if state is None and seat < e.workers:
         state = State({}, {}, done, done)
     if state is not None:
         state.own = state.own if e.sync.runs_free and state.own >= 0 else done

@@ -290,26 +290,26 @@ class Attempt(NamedTuple):
         return read(0 if experiment.sync.sends_gradients else rank % self.held)
 
 
-def recut(states: list[State], workers: int, rank: int) -> State:
-    """Return a rank's ZeRO state for another number of workers, from all previous states.
+def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
+    """Return the state of one of `parts` ranks that divide flat tensors among them, from all previous states.
 
-    Rank r of N holds chunk (r + 1) mod N of each group of parameters.  The state of stage 3 lists the lengths
-    of the groups.  In stage 1 a tensor of the optimizer belongs to one bucket.
+    Rank r of N holds range (r + `shift`) mod N: of each group of parameters in ZeRO, where the state of stage 3 lists
+    the lengths of the groups, and of each bucket on servers, where `shift` is 0.
     """
     first, tensors = states[0], {}
-    lengths = first.tree["part"]["object"].get("lengths", {}).get("list")
-    cut = ("part.replica.weights", "sync.optimizer.") if lengths else ("sync.optimizers.",)
+    lengths = first.tree.get("part", {"object": {}})["object"].get("lengths", {}).get("list")
+    cut = ("part.replica.weights", "sync.optimizer.") if lengths else ("sync.optimizers.", "bucket ")
     for name, tensor in first.tensors.items():
         chunks = [state.tensors[name] for state in states]
         if not name.startswith(cut) or not tensor.dim():
             tensors[name] = tensor
             continue
-        chunks, found = [*chunks[-1:], *chunks[:-1]], []  # in the order of chunks
+        chunks, found = [*chunks[-shift:], *chunks[:-shift]], []  # in the order of chunks
         for length in lengths or [sum(map(len, chunks))]:
             sizes = [len(share) for share in torch.empty(length).tensor_split(len(states))]
             whole = torch.cat([chunk[:size] for chunk, size in zip(chunks, sizes)])
             chunks = [chunk[size:] for chunk, size in zip(chunks, sizes)]
-            found.append(whole.tensor_split(workers)[(rank + 1) % workers])
+            found.append(whole.tensor_split(parts)[(place + shift) % parts])
         tensors[name] = torch.cat(found)
     return State(first.tree, tensors, first.own, first.done)
 
@@ -450,15 +450,6 @@ class Keeper(comm.Keeper):
             return self.own + sync.begun, self.done + sync.begun
         done = min(server.done for server in self.parts.values())
         return done, done
-
-    def present(self, own: int, done: int) -> State:
-        """Return the present state."""
-        return State.of(self.parts, own, done)
-
-    def go_back(self, done: int) -> None:
-        """Make servers undo updates after `done` global steps."""
-        for part in self.parts.values():
-            part.go_back(done)
 
     def close(self) -> None:
         """Wait for the pending snapshot, and record it; a failed snapshot does not stop training."""

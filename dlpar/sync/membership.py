@@ -36,7 +36,7 @@ def reseated(crew: Crew, left: list[int]) -> Crew:
     Raises
     ------
     CannotGoOn
-        If a server's seat stays empty, or no worker is left.
+        If a server's range is on no other server, or no worker is left.
     """
     e, seats = crew.experiment, list(crew.seats)
     alive = set(left)
@@ -45,25 +45,29 @@ def reseated(crew: Crew, left: list[int]) -> Crew:
         if rank not in alive and spares:
             seats[seat] = spares.pop(0)
     team = seats[: e.members]
-    lost = [rank for rank in crew.seats[e.workers : e.members] if rank not in alive]
-    if lost:
-        raise CannotGoOn(f"rank {lost[0]} (server) died, and with it its range of the weights")
+    servers = crew.seats[e.workers : e.members]
+    for place, rank in enumerate(servers):
+        has_copy = getattr(e.sync, "replicas", 0) and servers[(place + 1) % len(servers)] in alive
+        if rank not in alive and not has_copy:
+            raise CannotGoOn(f"rank {rank} (server) died, and with it its range of the weights")
     if e.sync.has_driver and crew.seats[0] not in alive and e.optimizer != "sgd":
         raise CannotGoOn(f"rank {crew.seats[0]} (the driver) died, and with it the state of {e.optimizer}")
     stay = [seat for seat, rank in enumerate(team[: e.workers]) if rank in alive]
     if not stay:
         raise CannotGoOn("the last worker died")
-    kept = [team[seat] for seat in stay] + team[e.workers :] + spares
-    return Crew(tuple(kept), without(e, stay, len(spares)), crew.generation + 1)
+    serve = [rank for rank in team[e.workers :] if rank in alive]
+    kept = [team[seat] for seat in stay] + serve + spares
+    return Crew(tuple(kept), without(e, stay, len(serve), len(spares)), crew.generation + 1)
 
 
-def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
-    """Return the experiment for the remaining workers: the same global batches, the graph without dead
-    ranks."""
+def without(e: Experiment, stay: list[int], servers: int, spares: int) -> Experiment:
+    """Return the experiment for the remaining ranks: the same global batches, the graph without dead ranks."""
     new = {old: worker for worker, old in enumerate(stay)}
     changes: dict[str, Any] = {
         "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}
     }
+    if servers < e.sync.server_ranks:
+        changes["sync"] = {"servers": servers, "replicas": min(servers - 1, e.sync.replicas)}
     if len(stay) < e.workers:
         if e.backup:
             changes["sync"] = {"backup": max(0, e.backup - (e.workers - len(stay)))}
@@ -71,11 +75,7 @@ def without(e: Experiment, stay: list[int], spares: int) -> Experiment:
             changes["sync"] = {"topology": "edges", "edges": graph_of(e, new)}
         elif hasattr(e.sync, "peers"):
             changes["sync"] = {"peers": max(1, min(e.sync.peers, len(stay) - 1))}
-        delays = {
-            name: {new[old]: value for old, value in getattr(e.delays, name).items() if old in new}
-            for name in ("straggler", "stall")
-        }
-        changes |= {"workers": len(stay), "delays": delays}
+        changes |= {"workers": len(stay), "delays": _delays_of(e, new)}
         if not e.backup:
             changes |= {"scaling": "strong", "batch": e.global_batch}
     return e.replace(**changes)
@@ -98,9 +98,12 @@ def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
 
 def resized(e: Experiment, workers: int) -> Experiment:
     """Return an experiment for another number of workers, with the same global batches."""
-    delays = {
-        name: {worker: value for worker, value in getattr(e.delays, name).items() if worker < workers}
-        for name in ("straggler", "stall")
-    }
     same = {"scaling": "strong", "batch": e.global_batch}
+    delays = _delays_of(e, dict(enumerate(range(workers))))
     return e.replace(workers=workers, delays=delays, deaths={"die": {}}, **same)
+
+
+def _delays_of(e: Experiment, new: dict[int, int]) -> dict[str, dict[int, float]]:
+    """Return the delays of the remaining workers, by their new numbers."""
+    of = lambda delays: {new[old]: value for old, value in delays.items() if old in new}
+    return {"straggler": of(e.delays.straggler), "stall": of(e.delays.stall)}

@@ -21,9 +21,9 @@ from torch import Tensor
 from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import ErrorFeedback, codec_of
+from dlpar.compression.factors import factored
 from dlpar.config.experiment import Experiment
 from dlpar.replica import Replica
-from dlpar.sync.factors import factored
 from dlpar.sync.scheme import Scheme
 
 
@@ -144,10 +144,10 @@ def leaf_of(experiment: Experiment, worker: int) -> int | None:
 class Kind(IntEnum):
     """Kinds of messages between a client and a server."""
 
-    INITIAL, PUSH, PULL, WEIGHTS, LEAVE = range(1, 6)
+    INITIAL, PUSH, PULL, WEIGHTS, LEAVE, UPDATE, CONFIRM = range(1, 8)
 
 
-TAGS = 6
+TAGS = 8
 """Tags of a bucket, one for each kind of message; 0 stands for no tag."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
@@ -229,8 +229,6 @@ class Client:
         Number of the first of these buckets.
     """
 
-    kept = ("buckets",)
-
     def __init__(
         self,
         comm: Comm,
@@ -241,6 +239,7 @@ class Client:
         first: int = 0,
     ) -> None:
         self.comm, self.servers = comm, len(servers)
+        self.kept = ("buckets",) if codec_of(experiment.compression) else ()
         check_servers(self.servers, lengths)
         # Clients start with different servers; if all started with the same one, they would queue (22 to 44 % slower).
         turn = comm.rank % self.servers

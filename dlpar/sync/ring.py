@@ -17,9 +17,9 @@ from dlpar.collectives.auto import Speed, measured, quickest, quickest_allreduce
 from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
+from dlpar.compression.factors import factored
 from dlpar.config.experiment import Experiment
 from dlpar.replica import Replica
-from dlpar.sync.factors import factored
 from dlpar.sync.optim import Optimizer
 from dlpar.sync.scheme import Scheme
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm, Keeper, Packet, Recorder
+from dlpar.comm import ANY, Comm, Keeper, Packet, Recorder, Request
 from dlpar.compression import Codec, codec_of
+from dlpar.compression.factors import FactorCode
 from dlpar.config.experiment import Experiment
 from dlpar.sync.averaging import outer
 from dlpar.sync.consistency import Clocks, Consistency, consistency, of_group
-from dlpar.sync.factors import FactorCode
 from dlpar.sync.optim import Optimizer
 from dlpar.sync.parameter_server import TAGS, Client, Kind, asks, check_servers, leaf_of
 
@@ -45,6 +46,8 @@ class Server:
     """
 
     kept: tuple[str, ...] = ("weights", "optimizer", "version", "clock")
+    copy: Server | None = None
+    """Copy of another server's range."""
 
     def __init__(
         self,
@@ -81,6 +84,9 @@ class Server:
         self.per_answer = sync.steps_a_fetch // sync.push_every
         self.started = pushing * self.per_answer
 
+    def form(self) -> None:
+        """Copy the predecessor's weights and the state of its optimizer, in a chain of servers; collective."""
+
     def resume(self, done: int) -> None:
         """Answer all clients of a run resumed after `done` global steps, as after their last pushes."""
         self.pushes = self.started = done * self.total // self.experiment.steps
@@ -101,7 +107,7 @@ class Server:
 
     def go_back(self, done: int) -> None:
         """Undo the last update if other servers have not made it, so that their `done` is one less."""
-        if self.done > done:
+        if self.counts(self.clients[0], 0)[-1] > done:
             weights, self.optimizer.state = self.before
             self.weights.copy_(weights)
             self.version -= 1
@@ -120,15 +126,19 @@ class Server:
         self.clock.push(client)
         self.gathered += 1
         if self.gathered == self.rule.gather or self.pushes == self.total:
-            if self.parts is not None:
-                self.before = self.weights.clone(), copy.deepcopy(self.optimizer.state)
-            self.apply()
-            self.version += 1
+            self.advance()
             self.gathered = 0
         if self.separate:
             self._let_go()
         else:
             self._let_go(client)
+
+    def advance(self) -> None:
+        """Make an update that can be undone, and count it."""
+        if self.parts is not None:
+            self.before = self.weights.clone(), copy.deepcopy(self.optimizer.state)
+        self.apply()
+        self.version += 1
 
     def _add(self, client: int, weight: float) -> None:
         wire = self.inbox[: self.wire_bytes]
@@ -191,6 +201,73 @@ class Server:
         """Send the final weights to all clients, after their last pushes."""
         for each in self.left:
             self._answer(each, 0)
+
+
+class Chained(Server):
+    """A server whose successor copies its range, and takes over when it dies (chain replication).
+
+    Each update goes on as one sum of pushes.  Clients are answered after the successor has confirmed it, so that
+    it has every version that a client has seen (Li et al., OSDI 2014, section 4.3: replication after aggregation).
+    """
+
+    copy: Server
+
+    def __init__(
+        self, keys: int, servers: Sequence[int], comm: Comm, clients: Sequence[int], *given: Any
+    ) -> None:
+        super().__init__(comm, clients, *given)
+        place = servers.index(comm.rank)
+        self.predecessor, self.successor = servers[place - 1], servers[(place + 1) % len(servers)]
+        self.copy = Server(comm, clients, comm.packet(keys, self.weights.dtype), *given[1:])
+        self.unconfirmed: list[Request] = []
+
+    def form(self) -> None:
+        self._pass_on(self.weights, self.copy.weights)
+        for name, mine in self.optimizer.state.items():
+            if isinstance(mine, Tensor):
+                theirs = self.copy.optimizer.state[name] = mine.new_empty(
+                    self.copy.weights.shape * mine.dim()
+                )
+                self._pass_on(mine, theirs)
+
+    def _pass_on(self, mine: Tensor, theirs: Tensor) -> None:
+        self.comm.sendrecv(mine, self.successor, theirs, self.predecessor, self.first_tag + Kind.UPDATE)
+
+    def resume(self, done: int) -> None:
+        super().resume(done)
+        self.copy.pushes, self.copy.version = self.pushes, self.version
+
+    @property
+    def done(self) -> int:
+        return min(super().done, self.copy.done)
+
+    def go_back(self, done: int) -> None:
+        super().go_back(done)
+        self.copy.go_back(done)
+
+    def apply(self) -> None:
+        super().apply()
+        tag = self.first_tag + Kind.UPDATE
+        self.unconfirmed.append(self.comm.isend(self.sum.clone(), self.successor, tag))
+
+    def take(self, kind: int, client: int, inbox: Tensor) -> None:
+        if kind == Kind.UPDATE:
+            theirs = self.copy.sum
+            theirs.copy_(inbox[: theirs.nbytes].view(theirs.dtype))
+            self.copy.pushes = min(self.copy.pushes + self.rule.gather, self.total)
+            self.copy.advance()
+            self.comm.send(self.comm.empty(0), self.predecessor, self.first_tag + Kind.CONFIRM)
+        elif kind == Kind.CONFIRM:
+            self.unconfirmed.pop(0).wait()
+            self._let_go()
+        else:
+            super().take(kind, client, inbox)
+
+    def _let_go(self, *come: int) -> None:
+        if self.unconfirmed:
+            self.waiting, self.judged = [*self.waiting, *come], None
+        else:
+            super()._let_go(*come)
 
 
 class WithBackup(Server):
@@ -318,7 +395,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
     # Servers above leaves with their own models add up differences of models.
     centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
     lengths, dtype, codes = comm.broadcast(None)
-    check_servers(sync.servers, lengths)
+    check_servers(sync.servers, [min(lengths)] if sync.replicas else lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
     is_leaf, first = comm.rank in leaves, comm.rank == workers
     if is_leaf:  # it holds all weights
@@ -327,8 +404,9 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
     else:
         clients = list(leaves) or list(range(workers))
         parts, mine = sync.servers, comm.rank - workers
-    held = enumerate(length // parts + (mine < length % parts) for length in lengths)
-    answers = {bucket: comm.packet(keys, dtype) for bucket, keys in held if keys}
+    keys_of = lambda place, bucket: lengths[bucket] // parts + (place < lengths[bucket] % parts)
+    mine_of = partial(keys_of, mine)
+    answers = {bucket: comm.packet(mine_of(bucket), dtype) for bucket in filter(mine_of, range(len(lengths)))}
     if not is_leaf or sync.group_period:
         for bucket, answer in answers.items():
             comm.recv(answer.body, 0, bucket * TAGS + Kind.INITIAL)
@@ -341,7 +419,9 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
             leaf = OwnLeaf if sync.group_period else Leaf
             return leaf(above, comm, clients, answer, experiment, of_group(sync, len(clients)), bucket)
         rule = consistency(sync, len(clients))
-        kind = WithBackup if experiment.backup else Server
+        kind: Any = WithBackup if experiment.backup else Server
+        if sync.replicas:
+            kind = partial(Chained, keys_of((mine - 1) % parts, bucket), roots)
         server = kind(comm, clients, answer, centre, rule, bucket, first and bucket == 0)
         if bucket in codes:
             server.read_by(FactorCode(mine, parts, *codes[bucket]))
@@ -351,7 +431,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
         """Serve until every client has left, and return the server of the first bucket."""
         servers = {bucket: of_bucket(comm, bucket) for bucket in answers}
         longest = max(max(server.wire_bytes, server.weights.nbytes) for server in servers.values())
-        inbox = wire.new_empty(longest)
+        inbox = wire.new_empty(longest + dtype.itemsize)  # a copied range may be longer by one
 
         def keep(at_end: bool = False) -> None:
             done = block * min(server.done for server in servers.values())
@@ -359,6 +439,8 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
 
         for bucket, server in servers.items():
             keeper.hold(**{f"bucket {bucket}": server})
+        for server in servers.values():
+            server.form()
         for server in servers.values() if keeper.resumed else ():
             server.resume(keeper.done // block)
         while any(server.clock for server in servers.values()):

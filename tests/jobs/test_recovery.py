@@ -42,6 +42,8 @@ SYNCHRONOUS = {
     "map-reduce, the driver": ({0: 0.5}, {"sync": "mapreduce", "optimizer": "sgd"}),
     "ps": ({1: 0.5}, {"sync": PS}),
     "ps, two servers": ({0: 0.5}, {"sync": PS | {"servers": 2}}),
+    "ps, a server": ({5: 0.5}, {"sync": PS | {"servers": 2, "replicas": 1}}),
+    "ps, servers": ({4: 0.3, 6: 0.6}, {"sync": PS | {"servers": 3, "replicas": 1, "overlap": True}}),
 }
 
 
@@ -52,7 +54,7 @@ def test_survivors_of_a_synchronous_run_learn_what_one_process_learns(die, chang
     experiment = dying(die, on_death, **changes)
     run = dlpar.launch(experiment).wait(90)
     counted = deaths(run)
-    left = 4 - len(die) + (on_death == "spare")
+    left = 4 - max(0, sum(rank < 4 for rank in die) - (on_death == "spare"))
     assert {rank for rank, _ in counted} == set(die) and min(workers for _, workers in counted) == left
     assert run.curve["step"].tolist() == list(range(STEPS)) and run.summary["steps"] == STEPS
     assert (run.curve["samples"].diff().dropna() == 60).all()  # the same global batches, divided anew
@@ -65,6 +67,7 @@ def test_survivors_of_a_synchronous_run_learn_what_one_process_learns(die, chang
 
 FREE = {
     "asp": {"sync": PS | {"consistency": "asp", "servers": 2}},
+    "asp, chain": {"sync": PS | {"consistency": "asp", "servers": 2, "replicas": 1}},
     "ssp": {"sync": PS | {"consistency": "ssp", "staleness": 2}},
     "backup worker": {"sync": PS | {"backup": 1}},
     "gossip": {"sync": "gossip"},
@@ -93,8 +96,8 @@ TRIED = [
     "ring, overlap",
     "ring, twice",
     "map-reduce, the driver",
-    "ps, two servers",
-    "asp",
+    "ps, a server",
+    "asp, chain",
     "gossip",
     "AD-PSGD",
 ]
@@ -191,3 +194,8 @@ def test_the_readme_says_who_survives_what():
                 e = dying({}, sync=star if scheme == "gossip" else scheme)
                 died = 4 if scheme == "ps" else 0
                 reseated(Crew(tuple(range(e.ranks)), e), [rank for rank in range(e.ranks) if rank != died])
+    chain = dying({}, sync={"scheme": "ps", "servers": 2, "replicas": 1})
+    crew = reseated(Crew(tuple(range(6)), chain), [0, 1, 2, 3, 5])
+    assert "a server: with `--replicas 1`" in text and crew.experiment.sync.servers == 1
+    with pytest.raises(CannotGoOn):  # the last copy
+        reseated(crew, [0, 1, 2, 3])

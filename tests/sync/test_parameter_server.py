@@ -18,6 +18,7 @@ from trained_ranks import OneProcess, flat, images_a_second
 import dlpar
 from dlpar import Experiment
 from dlpar.config.generator import generator
+from dlpar.config.schema import BadExperiment
 from dlpar.config.sync import ParameterServer
 from dlpar.sync.consistency import Consistency, consistency
 from dlpar.sync.parameter_server import leaf_of
@@ -226,6 +227,45 @@ BACKUP = dict(workers=5, steps=20, batch=60, dtype="float64", sync=ps(backup=2))
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("messages", ["values", "sizes"])
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_chain_of_servers_sends_each_update_once_more(consistency, messages, tmp_path):
+    """The sum of an update's pushes goes to the next server, and at the start the weights do."""
+    steps, sent, fields = 12, {}, {"workers": 4, "steps": 12, "batch": 32, "cluster": {"messages": messages}}
+    fields["model"] = {"width": 32}
+    for replicas in (0, 1):
+        sync = {"scheme": "ps", "servers": 3, "replicas": replicas, "consistency": consistency}
+        finished = trained(tmp_path / f"{replicas}", sync=sync, **fields)
+        served = finished.events[finished.events["name"] == "served"]
+        sent[replicas], messages_of = served["bytes"].sum(), served["messages"].sum()
+        assert len(finished.curve) == steps
+    updates = steps * (1 if consistency == "bsp" else 4)
+    weights = 4 * (64 * 32 + 32 + 33 * 32 + 33 * 10)
+    assert sent[1] - sent[0] == (updates + 1) * weights
+    assert messages_of >= 2 * 3 * updates  # with confirmations
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp", "asp", "softsync"])
+def test_a_chain_of_servers_changes_no_loss_of_synchronous_steps(consistency, tmp_path):
+    fields = {"workers": 4, "steps": 12, "batch": 32, "dtype": "float64", "optimizer": "adam", "lr": 0.003}
+    losses = []
+    for replicas in (0, 1):
+        sync = {"scheme": "ps", "servers": 2, "replicas": replicas, "consistency": consistency}
+        losses.append(trained(tmp_path / f"{replicas}", sync=sync, **fields).curve["loss"])
+    assert len(losses[0]) == len(losses[1]) == 12
+    assert consistency != "bsp" or np.allclose(*losses, rtol=0, atol=1e-9)
+
+
+def test_what_cannot_be_chained_is_refused():
+    for sync in (
+        {"servers": 1},
+        {"servers": 2, "groups": 2},
+        {"servers": 2, "consistency": "asp", "fetch_every": 2},
+    ):
+        with pytest.raises(BadExperiment, match="with replicas 1 is .*the next server copies each update"):
+            Experiment(sync={"scheme": "ps", "replicas": 1, **sync})
+
+
 def test_an_update_with_backup_workers_takes_the_first_pushes_and_drops_the_others():
     delays = {"kind": "exponential", "delay_ms": 20.0, "straggler": {4: 3.0}}
     found = trained_ranks.trained(**{**SMALL, **BACKUP}, delays=delays)

@@ -6,8 +6,8 @@ import pytest
 from simulations import trained
 
 from dlpar import Experiment, launch
+from dlpar.compression.factors import are_shorter
 from dlpar.config.schema import BadExperiment
-from dlpar.sync.factors import are_shorter
 
 FACTORS = {"scheme": "ring", "factors": True}
 TEXT = {"name": "docstrings", "context": 4}
