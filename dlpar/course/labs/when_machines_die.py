@@ -46,6 +46,21 @@ def killed() -> Experiment:
     return one_dies()["nobody dies"].replace(snapshot={"every": 50}, deaths={"die": {2: 0.65}})
 
 
+def to_kill() -> Experiment:
+    """Run these ranks slowly enough for a student to kill one, with a snapshot every 50 steps."""
+    slow = {"kind": "constant", "delay_ms": 30.0}
+    return killed().replace(steps=300, evaluate_every=25, delays=slow, deaths={"die": {}})
+
+
+def _by_hand() -> list[Run]:
+    """Kill rank 2 as a student does, and let the others continue; compare with a run that is not killed."""
+    few = to_kill().replace(steps=60)
+    job = launch(few.replace(deaths={"on_death": "shrink"}))
+    job.wait_steps(20)
+    job.kill(2)
+    return [launch(few).wait(), job.wait()]
+
+
 def _resumed() -> list[Run]:
     """Let the job die and resume it; compare with a run that does not die."""
     job = launch(killed())
@@ -102,6 +117,7 @@ def _as_published(job: FailingJob) -> Shown:
 
 TABLE = (
     Row(killed, '"After a crash the run is another run"', _to_the_last_bit, _resumed),
+    Row(to_kill, "Those that are left continue after a kill by hand", same_losses(1e-3), _by_hand),
     Row(one_dies, "Those that are left sum up the same batch", same_losses(1e-3)),
     Row(policies, '"A dead rank means a dead job"',
         _goodput(lambda end, shrink, spare: end + 0.03 < shrink < spare,
