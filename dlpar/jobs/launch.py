@@ -294,7 +294,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     Raises
     ------
     BadExperiment
-        If the run is live or done, or has no complete snapshot of its own.
+        If the run is live or done, or has no complete snapshot itself.
     """
     from dlpar.jobs import snapshot  # imported here, because it loads torch, which a launcher does not need
 

@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Ask for a signal when the parent ends; its pid `parent` reveals one that has already ended."""
+    """Ask for a signal when the parent ends; send it now if the parent, with pid `parent`, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:

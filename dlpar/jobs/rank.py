@@ -1,6 +1,6 @@
 """Life of a rank: join the others, do the work, and record errors.
 
-A real or paced rank is a process of its own: started by mpiexec (cold), forked by the fork server (warm),
+A real or paced rank is a separate process: started by mpiexec (cold), forked by the fork server (warm),
 or started by hand on a cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
 The ranks of a simulation share one process and a virtual clock.
 """

@@ -72,7 +72,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def sweep(older_than: float = 60.0) -> None:
-    """Remove unlocked folders of jobs whose guardian was killed, made `older_than` seconds ago or more."""
+    """Remove unlocked folders, at least `older_than` seconds old, of jobs whose guardian was killed."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         with suppress(OSError):  # removed meanwhile
             old = time.time() - folder.stat().st_mtime > older_than

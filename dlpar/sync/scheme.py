@@ -121,5 +121,6 @@ class Tickets:
 
     @property
     def done(self) -> int:
-        """Return the global steps, of `workers` worker-steps each, given out before this worker's last."""
+        """Return how many global steps, of `workers` worker-steps each, began before this worker's last
+        step."""
         return min(self.last // self.workers, self.all_steps)

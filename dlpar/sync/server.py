@@ -356,7 +356,7 @@ class Leaf(Server):
 
 
 class OwnLeaf(Leaf):
-    """A leaf with a model of its own group, which groups average at the servers above every few updates.
+    """A leaf with its own group's model, which groups average at the servers above every few updates.
 
     Its change since the last average, divided by the number of groups, is pushed as a gradient with learning
     rate 1. In between each group trains separately, like SINGA's server groups (Ooi et al. 2015).

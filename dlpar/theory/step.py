@@ -391,4 +391,4 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}
-"""Forms by a setting that only one kind of scheme has."""
+"""Closed forms, by a setting that only one kind of scheme has."""

@@ -48,7 +48,7 @@ FIELDS = ("predicted", "found", "key", "question", "how", "unit")
 """Fields of an answer: two values, and text."""
 
 LARGEST = 1e300
-"""Largest number that counts, so that differences are finite."""
+"""Largest accepted number, so that differences are finite."""
 
 
 class Students:

@@ -135,7 +135,7 @@ def _layers_steps(ranks: int) -> Iterator[Step]:
 
 
 def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[Any]:
-    """Yield each part of the answer."""
+    """Yield each tensor that the answer returns on this rank."""
     x, up, down, of_y = _problem(comm.size)
     own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
     made = student(comm, x, *own, of_y)

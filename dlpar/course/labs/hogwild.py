@@ -28,7 +28,7 @@ def races() -> dict[str, Experiment]:
 
 
 def in_turn(racing: Experiment) -> Experiment:
-    """Make the updates of `racing` by one process, one after the other, without races."""
+    """Make the updates of `racing` in one process, one after the other, without races."""
     n = racing.workers
     return racing.replace(workers=1, batch=racing.batch // n, steps=racing.steps * n, lr=racing.lr / n)
 

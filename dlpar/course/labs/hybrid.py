@@ -93,7 +93,7 @@ def distbelief(push_every: int = 1) -> Experiment:
 
 
 def paced_grid() -> Experiment:
-    """Run 2 × 2 × 2 on eight processes on the cluster's clock."""
+    """Run 2 × 2 × 2 on eight processes, with the cluster's clock."""
     return grid(PAIRS, 2, 2, 2, steps=2, cluster={"world": "paced"})
 
 

@@ -349,7 +349,7 @@ class GreenletTask(greenlet):
 
 
 class ThreadTask:
-    """A task on a thread of its own, which runs only while it holds the baton.
+    """A task on its own thread, which runs only while it holds the baton.
 
     Parameters
     ----------
