@@ -163,7 +163,7 @@ class ParameterServer(SyncPart):
     servers: int = Field(1, ge=1, le=1024)
     """Server ranks; each holds a range of the weights."""
     replicas: int = Field(0, ge=0, le=1)
-    """Copies of each server's range on the next server, which takes over when it dies (chain replication)."""
+    """Copies of each server's range on the next server, which takes over after a death (chain replication)."""
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field("bsp")
     """Staleness allowed to a worker: none, bounded, unbounded, or that of an update every N/n gradients."""
     staleness: Annotated[int, Only("sync.consistency", "ssp")] = Field(3, ge=0, le=1000000)

@@ -37,7 +37,7 @@ COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "u
 """Spans counted as computing; all others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
 
 NOTHING = 2e-6
-"""Maximal seconds of an empty span on the wall clock, which is not written; on other clocks 0 s."""
+"""Maximal seconds of a span on the wall clock that is not written, as it is empty; on other clocks 0 s."""
 
 
 class Span:

@@ -102,7 +102,7 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
         if servers[place - 1] not in left:
             copies = {name: part.copy for name, part in keeper.parts.items()}
             held[(place - 1) % len(servers)] = State.of(copies, done, done)
-    if servers != (serve := new.seats[e.workers : e.members]):  # ranges are cut anew
+    if servers != (serve := new.seats[e.workers : e.members]):  # ranges are cut again
         for theirs in comm.broadcast(comm.gather(held)):
             held |= theirs
         if rank in serve:

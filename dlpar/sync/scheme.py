@@ -121,6 +121,5 @@ class Tickets:
 
     @property
     def done(self) -> int:
-        """Return how many global steps, of `workers` worker-steps each, began before this worker's last
-        step."""
+        """Return how many global steps (of `workers` worker-steps) began before this worker's last one."""
         return min(self.last // self.workers, self.all_steps)

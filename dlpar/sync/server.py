@@ -134,7 +134,7 @@ class Server:
             self._let_go(client)
 
     def advance(self) -> None:
-        """Make an update that can be undone, and count it."""
+        """Make an update that can be undone, and count the update."""
         if self.parts is not None:
             self.before = self.weights.clone(), copy.deepcopy(self.optimizer.state)
         self.apply()
@@ -204,10 +204,11 @@ class Server:
 
 
 class Chained(Server):
-    """A server whose successor copies its range, and takes over when it dies (chain replication).
+    """A server whose successor copies its range, and takes over after its death (chain replication).
 
-    Each update goes on as one sum of pushes.  Clients are answered after the successor has confirmed it, so that
-    it has every version that a client has seen (Li et al., OSDI 2014, section 4.3: replication after aggregation).
+    A server passes on each update as one sum of pushes, and answers its clients once the successor has confirmed
+    this update.  So the successor has every version that a client has seen (Li et al., OSDI 2014, section 4.3:
+    replication after aggregation).
     """
 
     copy: Server
@@ -356,7 +357,7 @@ class Leaf(Server):
 
 
 class OwnLeaf(Leaf):
-    """A leaf with its own group's model, which groups average at the servers above every few updates.
+    """A leaf with its group's model; every few updates, groups average their models at the servers above.
 
     Its change since the last average, divided by the number of groups, is pushed as a gradient with learning
     rate 1. In between each group trains separately, like SINGA's server groups (Ooi et al. 2015).

@@ -53,7 +53,7 @@ def to_kill() -> Experiment:
 
 
 def _by_hand() -> list[Run]:
-    """Kill rank 2 as a student does, and let the others continue; compare with a run that is not killed."""
+    """Kill rank 2 as a student does, and let the others continue; compare with a run without a death."""
     few = to_kill().replace(steps=60)
     job = launch(few.replace(deaths={"on_death": "shrink"}))
     job.wait_steps(20)
@@ -117,7 +117,7 @@ def _as_published(job: FailingJob) -> Shown:
 
 TABLE = (
     Row(killed, '"After a crash the run is another run"', _to_the_last_bit, _resumed),
-    Row(to_kill, "Those that are left continue after a kill by hand", same_losses(1e-3), _by_hand),
+    Row(to_kill, "The other ranks continue after a kill by hand", same_losses(1e-3), _by_hand),
     Row(one_dies, "Those that are left sum up the same batch", same_losses(1e-3)),
     Row(policies, '"A dead rank means a dead job"',
         _goodput(lambda end, shrink, spare: end + 0.03 < shrink < spare,
