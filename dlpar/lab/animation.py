@@ -306,7 +306,7 @@ class LoggingComm:
         return LoggingComm(group, self.tensor, ranks, self.events)
 
     def received(self, before: list[float], arrival: Arrival) -> Arrival:
-        """Log a message that has arrived; the tensor was `before`."""
+        """Log a message that has arrived; `before` holds the tensor's earlier values."""
         self.events.append(Event("recv", self.ranks[arrival.source], arrival.tag, arrival.nbytes, before))
         return arrival
 

@@ -176,7 +176,7 @@ class RunPage(Page):
     # ---- called by the watch ---------------------------------------------------------
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record; called by the watch."""
+        """Take a record from the watch."""
         if source == "job" and record["k"] == "queued":
             where = place_in_queue(record["ahead"], record["paused"])
             self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
