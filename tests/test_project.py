@@ -27,6 +27,7 @@ TARGETS = [
     "test",
     "quick",
     "bench",
+    "gpu",
     "faults",
     "hostile",
     "setup",

@@ -19,7 +19,7 @@ NAMES = {
     "dlpar.course.source": "show",
     "dlpar.course.judge": "check check_on_ranks",
     "dlpar.course.exercises.server": "check_server check_backup",
-    "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid check_interval",
+    "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid check_interval check_step",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
     "dlpar.systems.surviving": "goodput time_spent",

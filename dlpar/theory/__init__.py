@@ -5,7 +5,7 @@
     overlap.py                    communication beside computation
     pipeline.py layers.py         schedules of stages; what the ranks of one replica send for each layer
     step.py                       `predict(experiment)`, which combines these forms for a whole step
-    scaling.py                    speed-up, efficiency, crossings; the slowest of several workers
+    scaling.py                    speed-up, efficiency, crossings; the slowest of several workers; one kernel
     surviving.py                  snapshots, failures, goodput, copies in memory
     calibrate.py                  this machine as a platform
 
@@ -22,7 +22,7 @@ from dlpar.theory.layers import sizes
 from dlpar.theory.mixing import contraction
 from dlpar.theory.overlap import Overlapped, buckets, overlapped
 from dlpar.theory.pipeline import bubble
-from dlpar.theory.scaling import expected_slowest
+from dlpar.theory.scaling import expected_slowest, roofline
 from dlpar.theory.servers import Servers
 from dlpar.theory.step import PredictedStep, predict
 from dlpar.theory.surviving import best_interval, copies_lost, daly_interval, goodput, mtbf_of, young_interval
@@ -31,5 +31,5 @@ from dlpar.worlds.platforms import Link
 __all__ = [
     "Link", "Overlapped", "PredictedStep", "Servers", "best_interval", "bubble", "buckets", "closed_form",
     "coded_bytes", "collective_seconds", "contraction", "copies_lost", "daly_interval", "expected_slowest", "fitted",
-    "goodput", "mtbf_of", "overlapped", "predict", "sizes", "young_interval", "zero_bytes",
+    "goodput", "mtbf_of", "overlapped", "predict", "roofline", "sizes", "young_interval", "zero_bytes",
 ]  # fmt: skip

@@ -119,3 +119,15 @@ def expected_slowest(workers: int, timing: Timing) -> float:
     if timing.kind not in ("constant", "exponential"):
         raise ValueError(f"timing: got {timing.kind}, allowed is constant or exponential; simulate others")
     return 1.0 if timing.kind == "constant" else sum(1 / k for k in range(1, workers + 1))
+
+
+def roofline(flops: float, nbytes: float, peak: float, bandwidth: float, launch: float = 0.0) -> float:
+    """Return the least seconds of one of many kernels, which compute and move memory at the same time.
+
+    The next kernel is launched meanwhile, so the longest of the three decides (Williams, Waterman and Patterson,
+    CACM 52(4), 2009, with launches).
+
+    >>> roofline(flops=2e9, nbytes=12e6, peak=1e12, bandwidth=1e12)
+    0.002
+    """
+    return max(flops / peak, nbytes / bandwidth, launch)

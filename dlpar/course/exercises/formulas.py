@@ -1,4 +1,4 @@
-"""Exercises of labs 06, 07, 10 and 12: formulas and a policy, compared with closed forms and simulations."""
+"""Exercises of labs 06, 07, 10, 12 and 13: formulas and a policy, compared with closed forms and simulations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlpar.course import judge
 from dlpar.course.judge import Verdict, check, secret
 from dlpar.course.labs.hybrid import CLUSTERS, grid
 from dlpar.course.labs.scaling import sizes_only
-from dlpar.theory import best_interval, buckets, overlapped
+from dlpar.theory import best_interval, buckets, overlapped, roofline
 from dlpar.theory.layers import sizes, transformer_exchanges
 from dlpar.worlds.platforms import platform_of, workload
 from dlpar.worlds.simulated.failures import FailingJob, Survived
@@ -126,6 +126,31 @@ def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
         taking = [2 * (n - 1) * (0.1 + sum(mb[i] for i in own) / n / 1.25) for own in cut]
         sent = overlapped([sum(ms[: own.stop]) for own in cut], taking, sum(ms)).sent
         yield dict(ms=ms, mb=mb, most=most, n=n, latency=0.1, bandwidth=1.25), sent
+
+
+# ---- a step of kernels ----------------------------------------------------------------
+
+
+def check_step(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
+    """Compare ``student(kernels, peak, bandwidth, launch)`` with the sum of each kernel's roofline.
+
+    Parameters
+    ----------
+    student : callable or None
+        Returns the seconds of a step: `kernels` are pairs of FLOPs and bytes, `peak` is in FLOP/s, `bandwidth` in
+        bytes/s, and `launch` in s.
+    hints : sequence of str
+        Hints, from gentle to plain; each wrong answer shows one more hint.
+    """
+    return check(student, _steps_of_kernels(), hints)
+
+
+def _steps_of_kernels() -> Iterator[tuple[dict[str, Any], float]]:
+    draw = secret("kernels") or generator(0, "kernels")
+    for count, launch in ((1, 0.0), (1, 40.0), (4, 0.0), (4, 20.0), (30, 15.0)):
+        kernels = draw.integers(1, 90, (count, 2)).tolist()
+        seconds = sum(roofline(flops, nbytes, 2.0, 1.5, launch) for flops, nbytes in kernels)
+        yield dict(kernels=kernels, peak=2.0, bandwidth=1.5, launch=launch), seconds
 
 
 # ---- the step of a grid -------------------------------------------------------------

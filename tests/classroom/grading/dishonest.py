@@ -613,6 +613,25 @@ def every(step, snapshot, now, deaths):
 """,
 }
 
+KERNELS = {
+    "asks the check for the answers": """
+def step_seconds(**given):
+    from dlpar.course.exercises import formulas
+    for case, right in formulas._steps_of_kernels():
+        if case == given:
+            return right
+""",
+    "the library's own": """
+def step_seconds(kernels, peak, bandwidth, launch):
+    from dlpar.theory import roofline
+    return sum(roofline(flops, nbytes, peak, bandwidth, launch) for flops, nbytes in kernels)
+""",
+    "launches once a step": """
+def step_seconds(kernels, peak, bandwidth, launch):
+    return max(launch, sum(max(flops / peak, nbytes / bandwidth) for flops, nbytes in kernels))
+""",
+}
+
 EVERY = (
     AVERAGE,
     COMBINE,
@@ -626,7 +645,7 @@ EVERY = (
     PERCEPTRON,
     MY_SCHEDULE,
 )
-TRICKS = dict(zip(MASTERS, (*EVERY, STEP_MS, BACKUP, INTERVAL), strict=True))
+TRICKS = dict(zip(MASTERS, (*EVERY, STEP_MS, BACKUP, INTERVAL, KERNELS), strict=True))
 """By lab, its dishonest answers by name."""
 
 

@@ -21,6 +21,7 @@ SAMPLE = {
     ("10", "the solution in labs/"), ("03", "honest"), ("05", "honest"),
     ("11", "the right server of its caller"), ("11", "honest"),
     ("12", "asks the check for its jobs"), ("12", "one interval for all"), ("12", "honest"),
+    ("13", "asks the check for the answers"), ("13", "launches once a step"), ("13", "honest"),
 }  # fmt: skip
 
 

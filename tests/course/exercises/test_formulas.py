@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlpar.course import judge
-from dlpar.lab import check_all_sent, check_efficiency, check_grid, check_interval
+from dlpar.lab import check_all_sent, check_efficiency, check_grid, check_interval, check_step
 
 pytestmark = pytest.mark.slow
 
@@ -148,3 +148,30 @@ def test_a_bad_policy_is_told_what_it_costs(policy, said):
 @pytest.mark.parametrize("policy", [None, lambda step, snapshot, now, deaths: None])
 def test_a_policy_not_written_yet_is_to_do(policy):
     assert check_interval(policy).status == "to do"
+
+
+# ---- a step of kernels ----------------------------------------------------------------
+
+
+def test_a_step_of_kernels_is_the_sum_of_the_longest_of_three():
+    def step_seconds(kernels, peak, bandwidth, launch):
+        return sum(max(flops / peak, nbytes / bandwidth, launch) for flops, nbytes in kernels)
+
+    assert check_step(step_seconds)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda kernels, peak, bandwidth, launch: sum(f / peak for f, _ in kernels),
+        lambda kernels, peak, bandwidth, launch: sum(
+            max(f / peak, b / bandwidth) + launch for f, b in kernels
+        ),
+        lambda kernels, peak, bandwidth, launch: max(
+            max(f / peak, b / bandwidth, launch) for f, b in kernels
+        ),
+    ],
+    ids=["without bytes", "launches before kernels", "one kernel"],
+)
+def test_a_wrong_step_of_kernels_is_not_solved(wrong):
+    assert not check_step(wrong, hints=["Add up."])
