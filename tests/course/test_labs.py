@@ -28,7 +28,7 @@ UNASSERTED = (
 
 def test_every_row_has_a_preset_of_its_own_that_says_what_it_is_and_a_belief_in_one_line():
     names = [row.name for _, row in labs.rows()]
-    assert len(names) == len(set(names)) == 90
+    assert len(names) == len(set(names)) == 88
     for _, row in labs.rows():
         assert getattr(presets, row.name) is row.preset and row.preset.__doc__
         assert row.belief and "\n" not in row.belief
@@ -43,7 +43,7 @@ def test_every_public_function_of_a_lab_that_returns_experiments_has_a_row():
             for name, each in module.items()
             if callable(each) and getattr(each, "__module__", "") == module["__name__"] and name[0] != "_"
         }
-        assert own - tried <= {"conflicts", "in_turn", "sizes_only", "parts_ms", "h100"}, lab
+        assert own - tried <= {"conflicts", "in_turn", "sizes_only", "parts_ms"}, lab
 
 
 def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():

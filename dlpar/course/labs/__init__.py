@@ -13,7 +13,7 @@ from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
 CONSTANTS = "CLUSTER CLUSTERS GPUS HOROVOD LINKS MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS".split()
-BESIDE = [*CONSTANTS, "conflicts", "cores", "h100", "in_turn", "most_held", "parts_ms"]
+BESIDE = [*CONSTANTS, "conflicts", "cores", "in_turn", "most_held", "parts_ms"]
 """Names in the labs' modules that notebooks use besides presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
