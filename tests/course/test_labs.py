@@ -28,7 +28,7 @@ UNASSERTED = (
 
 def test_every_row_has_a_preset_of_its_own_that_says_what_it_is_and_a_belief_in_one_line():
     names = [row.name for _, row in labs.rows()]
-    assert len(names) == len(set(names)) == 88
+    assert len(names) == len(set(names)) == 89
     for _, row in labs.rows():
         assert getattr(presets, row.name) is row.preset and row.preset.__doc__
         assert row.belief and "\n" not in row.belief
