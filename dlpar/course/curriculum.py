@@ -140,7 +140,7 @@ class Term(NamedTuple):
 
 
 class Tooltips(anywidget.AnyWidget):
-    """Underline each term at its first use with dots, and explain it on hover, tap or focus.
+    """Underline each term with dots at its first use, and explain the term on hover, tap or focus.
 
     The page does all this without the kernel.
     """

@@ -194,7 +194,7 @@ class RunPage(Page):
             self._board.take(rank_of(source), record)
 
     def refresh(self, alive: bool) -> None:
-        """Show the records taken so far; called by the watch, at most ten times a second."""
+        """Show the records taken so far; the watch calls this at most ten times a second."""
         if self._instead and self._queued_at and time.monotonic() - self._queued_at >= PATIENCE:
             self._queued_at = math.inf
             self.tell(offer={"text": "Instead of waiting:", "actions": self._instead})
@@ -205,7 +205,7 @@ class RunPage(Page):
         self.flush(alive)
 
     def ended(self, status: str, reason: str) -> None:
-        """End the run, and start the next if there is one; called by the watch."""
+        """End the run, and start the next if there is one; the watch calls this."""
         self._leave_queue()
         with self._guard:
             self._board.settle(ended=True)

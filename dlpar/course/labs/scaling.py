@@ -106,8 +106,7 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
 
 
 def steps_to_goal(seeds: int = 3, rates: tuple[float, ...] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
-    """Return the steps to 95 % of the digits by GPUs, rate and seed; one process computes the whole batch.
-    NaN: not reached."""
+    """Return the steps to 95 % of the digits by GPUs, rate and seed, in one process; NaN: not reached."""
     alone = [
         gpus.replace(workers=1, batch=gpus.global_batch, steps=min(gpus.steps, 112), lr=rate, seed=seed)
         for gpus, rate, seed in product(more_workers(), rates, range(seeds))

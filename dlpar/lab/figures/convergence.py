@@ -84,7 +84,7 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def _go_back(self, done: GlobalStep) -> None:
-        """Move the steps that an attempt lost to a broad band; a stroke at its start is where the next one begins."""
+        """Move the steps that an attempt lost to a broad band; the next attempt begins at the stroke."""
         rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
         (colour, _), gap = theme.SPENT["done again"], [[np.nan] * rows.shape[1]]
         band = self._beside("done again", mode="lines", opacity=0.5, line={"color": colour, "width": 12})
