@@ -122,10 +122,10 @@ def expected_slowest(workers: int, timing: Timing) -> float:
 
 
 def roofline(flops: float, nbytes: float, peak: float, bandwidth: float, launch: float = 0.0) -> float:
-    """Return the least seconds of one of many kernels, which compute and move memory at the same time.
+    """Return the least seconds of one kernel among many; a kernel computes and moves memory at the same time.
 
-    The next kernel is launched meanwhile, so the longest of the three decides (Williams, Waterman and Patterson,
-    CACM 52(4), 2009, with launches).
+    The next kernel is launched meanwhile, so the longest of the three times decides (Williams, Waterman and
+    Patterson, CACM 52(4), 2009, with launches).
 
     >>> roofline(flops=2e9, nbytes=12e6, peak=1e12, bandwidth=1e12)
     0.002
