@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,29 @@ import pytest
 # Tests start hundreds of processes: what one has compiled the next need not compile again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+# Tests hold on a machine with GPUs as without, but for those that ask for them. Workers of xdist inherit both.
+os.environ.setdefault("TESTS_MAY_SEE_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@contextmanager
+def visible_gpus():
+    """Show this machine's GPUs to the processes that start meanwhile, as they were before the tests."""
+    if (there := os.environ["TESTS_MAY_SEE_GPUS"]) == "all":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = there
+    yield
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture
+def with_gpus():
+    """A test of jobs that may use GPUs."""
+    with visible_gpus():
+        yield
 
 
 def pytest_configure() -> None:

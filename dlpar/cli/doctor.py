@@ -29,6 +29,7 @@ from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
 from dlpar.jobs.scratch import Scratch
+from dlpar.worlds.devices import gpus
 from dlpar.worlds.mpiexec import NoMPI, Starter, environment, find_starter
 
 GOOD, COSTS, BROKEN = "good", "costs", "broken"
@@ -43,6 +44,9 @@ RANK, SPARE = 200e6, 500e6
 
 USUAL = 4
 """Number of workers in most labs."""
+
+TRY = 60.0
+"""Seconds in which the GPUs must compute a first sum: torch and CUDA take some to load."""
 
 MEET = 4.0
 """Seconds in which two bare MPI processes must connect."""
@@ -109,6 +113,8 @@ class Machine:
         Name and memory of each GPU that this process may see.
     torch_cuda : bool or None
         Whether the installed torch can use NVIDIA GPUs; None: no torch.
+    gpu_problem : str
+        Reason why a GPU cannot compute; empty if there is none, or no GPU.
     starter : Starter or None
         The mpiexec in use; None if there is none.
     mpi_problem : str
@@ -124,6 +130,7 @@ class Machine:
     memory: AvailableMemory
     gpus: tuple[str, ...] = ()
     torch_cuda: bool | None = None
+    gpu_problem: str = ""
     starter: Starter | None = None
     mpi_problem: str = ""
     shared_memory_free: int | None = None
@@ -132,7 +139,7 @@ class Machine:
     @property
     def uses_gpus(self) -> bool:
         """Return whether ranks compute on GPUs here."""
-        return bool(self.gpus and self.torch_cuda)
+        return bool(self.gpus and self.torch_cuda and not self.gpu_problem)
 
 
 def look() -> Machine:
@@ -147,8 +154,9 @@ def look() -> Machine:
         cores=usable_cores(),
         processors=min(usable_cores(), ControlGroups().quota() or float("inf")),
         memory=memory(),
-        gpus=gpus(),
-        torch_cuda=torch_cuda(),
+        gpus=(found := tuple(map(str, gpus()))),
+        torch_cuda=(can := torch_cuda()),
+        gpu_problem=gpu_problem(len(found)) if found and can else "",
         starter=starter,
         mpi_problem=problem,
         shared_memory_free=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
@@ -156,16 +164,17 @@ def look() -> Machine:
     )
 
 
-def gpus() -> tuple[str, ...]:
-    """List the NVIDIA GPUs that this process may use, from nvidia-smi, because importing torch takes seconds."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+_TRY = "from dlpar.worlds.devices import trial; print(next(filter(None, map(trial, range({}))), ''))"
+
+
+def gpu_problem(number: int) -> str:
+    """Compute on each of so many GPUs, as a rank first does; return the first problem, if any."""
+    command = [sys.executable, "-c", _TRY.format(number)]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = None if chosen is None else len([n for n in chosen.split(",") if n.strip() not in ("", "-1")])
-    return tuple(said.splitlines()[:visible])
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=TRY)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TRY:g} s"
+    return tried.stdout.strip() or (tried.stderr.strip().split("\n")[-1] if tried.returncode else "")
 
 
 def torch_cuda() -> bool | None:
@@ -267,6 +276,9 @@ def _gpus(m: Machine) -> Finding:
     if m.torch_cuda is False:
         said = f"{named}, but the installed torch is a CPU build and leaves them idle"
         return Finding(COSTS, "GPUs", said, "make clean, then make setup TORCH=cuda")
+    if m.gpu_problem:
+        said = f"{named}, but ranks compute on the CPU, because a first sum failed: {m.gpu_problem}"
+        return Finding(COSTS, "GPUs", said, "update the driver, or make clean, then make setup TORCH=cuda")
     return Finding(GOOD, "GPUs", named)
 
 
@@ -331,11 +343,8 @@ def advise(m: Machine) -> Advice:
     ranks = max(1, min(int(m.processors), MOST["real"]))
     each = "each has a core of its own" if ranks > 1 else "there is the time of one core"
     carrier, moved = "mpi", "without GPUs, MPI through shared memory is quickest"
-    if m.uses_gpus and len(m.gpus) == 1:
-        ranks, each = 1, "one GPU does the work of one; more share it and take turns"
-        moved = "ranks that share a GPU are staged through memory, because NCCL wants a GPU for each"
-    elif m.uses_gpus:
-        ranks, each = min(len(m.gpus), MOST["real"]), "one for each GPU"
+    if m.uses_gpus:
+        ranks, each = min(len(m.gpus), MOST["real"]), "one for each GPU; more would compute on the CPU"
         carrier, moved = "nccl", "each rank has a GPU of its own, and NCCL joins them directly"
     room = max(1, int((m.memory.free - SPARE) / RANK))
     if room < ranks:

@@ -66,9 +66,9 @@ class Experiment(Part):
     """Momentum of the momentum optimizer."""
     dtype: Literal["float32", "float64"] = Field("float32")
     """Type of weights and gradients."""
-    precision: Literal["full", "bf16"] = Field("full")
-    """bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer state stay in
-    dtype."""
+    precision: Literal["full", "tf32", "bf16"] = Field("full")
+    """tf32: GPUs round the factors of float32 products to 10 bits; bf16: products in bfloat16 (mixed precision).
+    Weights, gradients and optimizer state stay in dtype."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of weights, of held-out samples and of batches."""
     evaluate_every: int | None = Field(None, ge=0, le=10000000)

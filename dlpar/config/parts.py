@@ -179,7 +179,7 @@ class Cluster(Part):
     placement: Annotated[Literal["dedicated", "colocated"], OnPaper] = Field("dedicated")
     """Nodes of servers: their own, or the workers' nodes; a leaf server is on a node of its group."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Only("cluster.world", "real")] = Field("auto")
-    """Device of tensors; auto: a GPU if every rank sees one, else the CPU."""
+    """Device of tensors; auto: GPUs if each rank has one of its own, else the CPU; cuda: ranks may share one."""
     carrier: Annotated[Literal["auto", "mpi", "nccl", "gloo"], Only("cluster.world", "real")] = Field("auto")
     """Library that moves tensors; auto: nccl with one GPU a rank, else mpi."""
     threads: Annotated[int | None, Only("cluster.world", "real", "paced")] = Field(None, ge=1, le=256)

@@ -50,6 +50,9 @@ MOST_PIECES = {"digits": (4,), "mnist": (8, 7), "cifar10": (9, 8, 4)}
 """Maximal pieces of one axis of a cnn's images, by depth of the cnn; deeper cnns have the last number."""
 
 
+UNROUNDED = ("full", "tf32")
+"""Precisions in which tensors keep their type."""
+
 CUT_ALONG = {"mlp": "width", "cnn": "channels", "transformer": "heads"}
 """The dimension of each network that tensor parallelism divides among ranks."""
 
@@ -149,7 +152,7 @@ class DataSplit(SplitPart):
         ("split.zero", (1, 3), "compression.codec", NONE, "codes do not add up on their way"),
         ("split.zero", (3,), "sync.overlap", (False,), "gradients are summed between layers"),
         ("split.zero", (3,), "cluster.messages", ("values",), "weights travel between layers that compute"),
-        ("split.zero", (3,), "precision", ("full",), "weights in bfloat16 would outlive those let go"),
+        ("split.zero", (3,), "precision", UNROUNDED, "weights in bfloat16 would outlive those let go"),
     )
 
     kind: Literal["data"] = Field("data", title="split")
@@ -175,10 +178,10 @@ class TensorSplit(ModelSplit):
     rules = (
         *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND, *LAYERS_ARE_CUT,
         ("split.redundancy", Other([0.0]), "model.name", ("mlp",), "neurons of an mlp overlap"),
-        ("split.redundancy", Other([0.0]), "precision", ("full",), "copies of neurons travel as they are"),
+        ("split.redundancy", Other([0.0]), "precision", UNROUNDED, "copies of neurons travel as they are"),
         ("split.redundancy", Other([0.0]), "split.async_allreduce", (False,), "layers are not in pairs"),
         ("split.async_allreduce", (True,), "model.name", ("mlp", "transformer"), "convolutions wait"),
-        ("split.async_allreduce", (True,), "precision", ("full",), "products in bfloat16 wait"),
+        ("split.async_allreduce", (True,), "precision", UNROUNDED, "products in bfloat16 wait"),
     )  # fmt: skip
 
     kind: Literal["tensor"] = Field("tensor", title="split")
@@ -342,7 +345,7 @@ class StackingSplit(ModelSplit):
     rules = (
         *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND,
         ("split", ANY, "model.name", ("linear", "logistic", "mlp"), "blocks see numbers in a row"),
-        *if_chosen("split", ANY, "outputs travel as they are", {"sync.overlap": (False,), "precision": ("full",)}),
+        *if_chosen("split", ANY, "outputs travel as they are", {"sync.overlap": (False,), "precision": UNROUNDED}),
     )  # fmt: skip
 
     kind: Literal["stacking"] = Field("stacking", title="split")

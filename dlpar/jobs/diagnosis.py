@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ REMOVED = "the run folder was removed while the job ran"
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/animation.py")
 """Parts of the paths of files that carry messages; the relevant line is in their caller."""
 
+_THREAD = re.compile(r"hread (0x\w+).*\(most recent call first\):\n((?:  .*\n?)*)")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
     re.compile(rb"^\[(\d+)\] "),  # Hydra: [3] text
@@ -214,8 +217,7 @@ def where_ranks_are(folder: Path) -> str:
 
 
 def _stands(folder: Path, rank: int) -> str:
-    last = text_of(folder / f"rank-{rank}.stack").rpartition("(most recent call first)")[2]
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last)
+    frames = _frames(text_of(folder / f"rank-{rank}.stack"))
     if not frames:
         return "does not answer"
     if any(function == "_bring_home" for _, _, function in frames):
@@ -229,6 +231,21 @@ def _stands(folder: Path, rank: int) -> str:
     step = _last_step(folder / f"rank-{rank}.jsonl")
     after = f" after step {step}" if step >= 0 else ""
     return f"is in {function} ({os.path.basename(file)}:{line}{called}){waiting}{after}"
+
+
+def _frames(stacks: str) -> list[tuple[str, str, str]]:
+    """Return file, line and function of each of a rank's frames, the innermost first.
+
+    The main thread is written last.  With a GPU, the backward pass runs in a thread of autograd, whose outermost
+    frame is autograd's.  The main thread waits for it, so its frames are inside the main thread's.
+    """
+    found = [(thread, _FRAME.findall(frames)) for thread, frames in _THREAD.findall(stacks)]
+    if not found:
+        return []
+    *others, (main, last) = found
+    latest = takewhile(lambda stack: stack[0] != main, reversed(others))  # behind an earlier answer
+    inside = [frames for _, frames in latest if frames and "/torch/autograd/" in frames[-1][0]]
+    return [frame for frames in [*reversed(inside), last] for frame in frames]
 
 
 def likely_culprit(files: dict[int, Path], silent: list[int]) -> int | None:

@@ -41,6 +41,9 @@ STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, if it reaches all proc
 ELSEWHERE = 1.2
 """Seconds for the starter to end ranks on other machines before it is ended, too."""
 
+KILLED = 8.0
+"""Maximal seconds until killed processes have ended; one with a GPU first gives back its memory."""
+
 LOG_LIMIT = 64 << 20
 """Maximal size of log.txt in bytes, because a rank that prints in a loop must not fill the disk."""
 
@@ -291,7 +294,7 @@ class Guardian:
         processes.kill(diagnosis.still_ranks(ranks))
         left = self._below()
         processes.kill(left)
-        processes.wait_gone([*left, *ranks], 1.0)
+        processes.wait_gone([*left, *ranks], KILLED)
         Scratch(self.spec["scratch"]).remove()
 
     def _finish(self) -> None:

@@ -274,7 +274,7 @@ def _begin(folder: Path, experiment: Experiment, **calls: bytes) -> Job:
         raise
 
 
-CLEARING = 5.0
+CLEARING = 10.0
 """Maximal seconds for which a job's guardian cleans up after the job's end."""
 
 

@@ -8,11 +8,14 @@ counted.  So a job that fits is never refused, but a job slightly too large may 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import memory
 from dlpar.memory import bytes_of, model_state
+from dlpar.worlds.devices import CONTEXT, Gpu, gpus
 from dlpar.worlds.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
@@ -22,8 +25,12 @@ OF_A_SIMULATION = 30e6
 """Minimal bytes of a simulation's single process, without its ranks' models; measured: 40 MB."""
 
 
-def check_memory(experiment: Experiment, left: int | None = None) -> None:
-    """Refuse a job that cannot fit into this machine's memory; jobs on several machines are not checked.
+SMALL = 1e8
+"""Bytes of a worker's model state below which its GPU is not looked at."""
+
+
+def check_memory(experiment: Experiment, left: int | None = None, cards: Sequence[Gpu] | None = None) -> None:
+    """Refuse a job that cannot fit into the memory of this machine and its GPUs; not checked on several machines.
 
     Parameters
     ----------
@@ -31,22 +38,39 @@ def check_memory(experiment: Experiment, left: int | None = None) -> None:
         The job.
     left : int, optional
         Free bytes; default: from :func:`dlpar.jobs.control_groups.memory`.
+    cards : sequence of Gpu, optional
+        This machine's GPUs; default: from :func:`dlpar.worlds.devices.gpus`.
 
     Raises
     ------
     BadExperiment
         If the job needs more; the sentence gives the number of workers that would fit.
     """
-    left = memory().free if left is None else left
     workers, cluster = experiment.workers, experiment.cluster
-    here = cluster.world == "simulated" or on_one_host(find_starter(), cluster.hostfile)
-    if not here or (need := _need(experiment, workers)) <= left:
+    if cluster.world != "simulated" and not on_one_host(find_starter(), cluster.hostfile):
         return
-    lighter = (n for n in range(workers - 1, 0, -1) if _need(experiment, n) <= left)
-    fit = next((n for n in lighter if _is_allowed(experiment, n)), None)
+    on_host = cluster.world != "real" or cluster.device == "cpu" or experiment.sync.shares_memory
+    if cards is None:  # asking for them takes longer than such a model is worth
+        cards = () if on_host or _of_one(experiment, workers) < SMALL else gpus()
+    needs = partial(_needs, experiment, memory().free if left is None else left, cards)
+    of, need, left = next((each for each in needs(workers) if each[1] > each[2]), ("", 0, 0))
+    if not need:
+        return
+    fits = lambda n: all(need <= left for _, need, left in needs(n)) and _is_allowed(experiment, n)
+    fit = next((n for n in range(workers - 1, 0, -1) if fits(n)), None)
     none = "not even 1 would fit: stop another job, or shut a notebook's kernel down"
-    sizes = f"{workers} need about {_in_words(need)} of memory, {_in_words(left)} is left"
+    sizes = f"{workers} need about {_in_words(need)} of {of}, {_in_words(left)} is left"
     raise BadExperiment(f"workers: {sizes}: {f'{fit} would fit' if fit else none}")
+
+
+def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list[tuple[str, float, float]]:
+    """Return the bytes that so many workers need, and those that are left, of the host and of each GPU."""
+    shared = workers > len(cards)
+    if not cards or (shared and e.cluster.device == "auto"):  # ranks share a GPU only on request
+        return [("memory", _need(e, workers), left)]
+    each, ranks = CONTEXT + _of_one(e, workers), lambda card: len(range(card, workers, len(cards)))
+    of_cards = [(f"the memory of GPU {n}", ranks(n) * each, card.free) for n, card in enumerate(cards)]
+    return [("memory", (workers + e.ranks - e.workers) * OF_A_RANK, left), *of_cards]
 
 
 def _is_allowed(e: Experiment, workers: int) -> bool:
@@ -62,18 +86,25 @@ def _need(e: Experiment, workers: int) -> float:
     """Return the experiment's minimal bytes with this many workers, without servers' shares of the model."""
     if e.cluster.messages == "sizes":
         return OF_A_SIMULATION
-    sizes = bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
-    cut = e.split.axes(workers)
-    parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
-    zero = getattr(e.split, "zero", 0)
-    # The mean over the ranks of one model.
-    of_one = model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, sizes).total
-    models = workers * of_one
+    models = workers * _of_one(e, workers)
     if e.sync.shares_memory:  # one copy of the weights for all workers
-        models -= (workers - 1) * hidden_weights(e) * sizes[0]
+        models -= (workers - 1) * hidden_weights(e) * _bytes_each(e)[0]
     if e.cluster.world == "simulated":
         return OF_A_SIMULATION + models
     return (workers + e.ranks - e.workers) * OF_A_RANK + models
+
+
+def _bytes_each(e: Experiment) -> tuple[int, int, int]:
+    """Return the bytes of a weight, of its gradient and of its optimizer state."""
+    return bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
+
+
+def _of_one(e: Experiment, workers: int) -> float:
+    """Return the bytes of the model's state on a worker: the mean over the ranks of one model."""
+    cut = e.split.axes(workers)
+    parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
+    zero = getattr(e.split, "zero", 0)
+    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, _bytes_each(e)).total
 
 
 def hidden_weights(e: Experiment) -> int:

@@ -64,7 +64,7 @@ class Task:
         self.criterion = models.loss(self.dataset.task)
         self.flops = models.flops_per_sample(self.model, self.dataset)
         self.memory = Memory(self.comm.now, counts=self.comm.world.computes)
-        is_full = self.experiment.precision == "full"
+        is_full = self.experiment.precision != "bf16"
         self.activation_dtype = getattr(torch, self.experiment.dtype) if is_full else torch.bfloat16
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ class Task:
 
     def forward_pass(self) -> AbstractContextManager:
         """Return the context of a forward pass: mixed precision computes its products in bfloat16."""
-        if self.experiment.precision == "full":
+        if self.experiment.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.comm.device.type, torch.bfloat16)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,12 +11,22 @@ from mpi4py import MPI
 
 from dlpar.comm.base import Comm
 from dlpar.config.experiment import Cluster, Experiment
+from dlpar.worlds.devices import trial
 from dlpar.worlds.mpi import MPIComm, meet
 from dlpar.worlds.paced.comm import of_experiment
 
 
-def connect(cluster: Cluster) -> Comm:
+def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
     """Return this rank's communicator over all ranks of the job, whose clock starts when all are ready.
+
+    A rank tries its GPU before it takes it.  If one fails, ``device="auto"`` is the CPU, and rank 0 says why.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Its device and carrier.
+    on_host : sequence of int, optional
+        Ranks that compute in host memory, such as parameter servers.
 
     Raises
     ------
@@ -24,10 +35,23 @@ def connect(cluster: Cluster) -> Comm:
     """
     world = MPI.COMM_WORLD
     meet(world)
-    taken, carrier = places(cluster, world.allgather(_visible(cluster)))
-    device = torch.device("cpu")
+    visible, faults = zip(*world.allgather(_visible(cluster)))
+    taken, carrier = ([], "mpi") if any(faults) else places(cluster, visible, on_host)
+    number = taken[world.rank] if taken else None
     if taken:
-        device = torch.device("cuda", taken[world.rank])
+        faults = world.allgather("" if number is None else trial(number))
+    if any(faults):
+        number, carrier = None, "mpi"
+        rank, fault = next((rank, fault) for rank, fault in enumerate(faults) if fault)
+        for field, got, allowed in (("device", "cuda", "auto or cpu"), ("carrier", "nccl", "auto or mpi")):
+            if getattr(cluster, field) == got:
+                why = f"the GPU of rank {rank} says {fault!r}"
+                raise ValueError(f"cluster.{field}: got {got!r}, allowed here is {allowed}: {why}")
+        if world.rank == 0:
+            said = f"cluster.device: auto is the CPU here, because the GPU of rank {rank} says {fault!r}"
+            print(said, file=sys.stderr, flush=True)
+    device = torch.device("cpu") if number is None else torch.device("cuda", number)
+    if number is not None:
         torch.cuda.set_device(device)
     if carrier == "mpi":
         return MPIComm(world, device)
@@ -36,12 +60,14 @@ def connect(cluster: Cluster) -> Comm:
     return DistributedComm(world, device, carrier)
 
 
-def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int], str]:
+def places(
+    cluster: Cluster, visible: Sequence[Sequence[str]], on_host: Sequence[int] = ()
+) -> tuple[list[int | None], str]:
     """Choose the GPU of each rank, and the carrier of tensors.
 
-    Tensors are on GPUs if every rank sees one (``device="auto"``).  With a GPU for each rank, NCCL carries
-    tensors.  NCCL refuses ranks that share a GPU, so their tensors are staged through pinned host memory and
-    MPI.
+    With ``device="auto"`` tensors are on GPUs if each rank has a GPU of its own, and NCCL carries them.  With
+    ``device="cuda"`` ranks may share a GPU. NCCL refuses such ranks, so their tensors are staged through pinned
+    host memory and MPI.
 
     Parameters
     ----------
@@ -49,10 +75,12 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
         Its device and carrier.
     visible : sequence of sequence of str
         Unique names of the GPUs that each rank sees.
+    on_host : sequence of int, optional
+        Ranks that compute in host memory.  They take no GPU, unless the carrier must be NCCL, which needs one.
 
     Returns
     -------
-    (list of int, str)
+    (list of int or None, str)
         For each rank the number of its GPU among those it sees; each rank takes the GPU that the fewest ranks
         before it took.  The list is empty if tensors live on the CPU.  Then ``mpi``, ``nccl`` or ``gloo``.
 
@@ -63,10 +91,13 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
 
     Examples
     --------
-    >>> places(Cluster(), [["A", "B"]] * 3)
+    >>> places(Cluster(), [["A", "B"]] * 2)
+    ([0, 1], 'nccl')
+    >>> places(Cluster(device="cuda"), [["A", "B"]] * 3)
     ([0, 1, 0], 'mpi')
     """
-    blind = [rank for rank, seen in enumerate(visible) if not seen]
+    on_host = () if cluster.carrier == "nccl" else on_host
+    blind = [rank for rank, seen in enumerate(visible) if not seen and rank not in on_host]
     if blind:
         why = f"rank {blind[0]} sees no CUDA device"
         if cluster.device == "cuda":
@@ -75,10 +106,12 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
             raise ValueError(f"cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: {why}")
         return [], "gloo" if cluster.carrier == "gloo" else "mpi"
     ranks_of: Counter[str] = Counter()
-    taken = []
-    for seen in visible:
-        number = min(range(len(seen)), key=lambda i: ranks_of[seen[i]])
-        ranks_of[seen[number]] += 1
+    taken: list[int | None] = []
+    for rank, seen in enumerate(visible):
+        number = None
+        if rank not in on_host:
+            number = min(range(len(seen)), key=lambda i: ranks_of[seen[i]])
+            ranks_of[seen[number]] += 1
         taken.append(number)
     shared = max(ranks_of.values()) > 1
     if shared and cluster.carrier == "nccl":
@@ -86,22 +119,35 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
             f"cluster.carrier: got 'nccl', allowed here is auto or mpi: {len(visible)} ranks see {len(ranks_of)} "
             f"GPU{'s' * (len(ranks_of) > 1)}, and NCCL refuses ranks that share one"
         )
-    return taken, "mpi" if shared or cluster.carrier == "mpi" else "nccl"
+    if shared and cluster.device == "auto":
+        return [], "mpi"
+    return taken, "mpi" if shared or on_host or cluster.carrier == "mpi" else "nccl"
 
 
-def _visible(cluster: Cluster) -> list[str]:
-    """Return unique names of the GPUs that this rank may use; none if its tensors are on the CPU."""
+def _visible(cluster: Cluster) -> tuple[list[str], str]:
+    """Return unique names of the GPUs that this rank may use, none if it uses the CPU; and what is wrong with them."""
     if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
-        return []
-    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+        return [], ""
+    try:
+        numbers = range(torch.cuda.device_count())
+        return [str(torch.cuda.get_device_properties(i).uuid) for i in numbers], ""
+    except RuntimeError as error:  # an old driver
+        return [], str(error).strip().split("\n")[0]
 
 
 def join(experiment: Experiment, on_host: bool = False) -> Comm:
-    """Return this rank's communicator in an experiment's world; `on_host` keeps tensors in host memory."""
+    """Return this rank's communicator in an experiment's world.
+
+    With `on_host`, tensors are in host memory, unless the experiment asks for GPUs.
+    """
     if experiment.cluster.world == "paced":
         return of_experiment(experiment)
-    if on_host:
-        return connect(Cluster(device="cpu"))
-    # Weights that workers share are in host memory.
-    device = {"device": "cpu"} if experiment.sync.shares_memory else {}
-    return connect(experiment.cluster.model_copy(update=device))
+    # A GPU's products of float32 are full by request only: cuDNN's default is TF32.
+    tf32 = experiment.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    cluster, e, changes = experiment.cluster, experiment, {}
+    if e.sync.shares_memory or (on_host and cluster.device == "auto" and cluster.carrier != "nccl"):
+        changes["device"] = "cpu"  # weights that workers share are in host memory, too
+    if e.deaths.goes_on and cluster.carrier == "auto":
+        changes["carrier"] = "mpi"  # only MPI reports deaths
+    return connect(cluster.model_copy(update=changes), range(e.workers, e.members))

@@ -68,6 +68,10 @@ AILMENTS = {
     "idle GPU": (
         dict(gpus=("H200, 143771 MiB",)), "GPUs", COSTS, "1 × H200, 143771 MiB, but", "TORCH=cuda",
     ),
+    "a GPU this torch cannot use": (
+        dict(gpu_problem="CUDA error: no kernel image", **TWO_GPUS), "GPUs", COSTS,
+        "2 × A, 80 GB, but ranks compute on the CPU, because a first sum failed: CUDA error: no kernel", "driver",
+    ),
     "no MPI": (
         dict(starter=None, mpi_problem="mpiexec: none found"), "MPI", BROKEN, "mpiexec: none found", "pip install",
     ),
@@ -107,7 +111,15 @@ def test_each_ailment_is_found_said_and_its_mending_told(name, monkeypatch, caps
         (dict(processors=4.0), 4, 1, "mpi", "dlpar run --workers 4", "the time of 4 processors"),
         (dict(cores=128, processors=128), 64, 2, "mpi", "dlpar run --workers 64", "a core of its own"),
         (TWO_GPUS, 2, 4, "nccl", "dlpar run --workers 2", "one for each"),
-        (dict(gpus=("A",), torch_cuda=True), 1, 8, "mpi", "dlpar run --workers 1", "staged through"),
+        (
+            dict(gpus=("A",), torch_cuda=True),
+            1,
+            8,
+            "nccl",
+            "dlpar run --workers 1",
+            "would compute on the CPU",
+        ),
+        (dict(gpu_problem="no kernel", **TWO_GPUS), 8, 1, "mpi", "dlpar run --workers 8", "without GPUs"),
         (dict(gpus=("A", "A")), 8, 1, "mpi", "dlpar run --workers 8", "without GPUs"),
         (
             dict(memory=AvailableMemory(32 * GB, GB, False)),
@@ -153,15 +165,22 @@ def test_gpus_are_listed_without_asking_torch(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert looking.gpus() == ()
-    script(tmp_path, "nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'")
-    assert looking.gpus() == ("NVIDIA H200, 143771 MiB",) * 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert looking.gpus() == ("NVIDIA H200, 143771 MiB",)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert looking.gpus() == ()
+    script(tmp_path, "nvidia-smi", "echo 'NVIDIA H200, 143771, 143000'; echo 'NVIDIA H200, 143771, 9'")
+    full, empty = looking.gpus()
+    assert str(full) == str(empty) == "NVIDIA H200, 143771 MiB" and empty.free == 9 << 20
+    for chosen, found in (("1", [empty]), ("1,0", [empty, full]), ("GPU-7c2", [full]), ("-1", []), ("", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert list(looking.gpus()) == found
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    script(tmp_path, "nvidia-smi", "echo broken; exit 9")
-    assert looking.gpus() == ()
+    for answer in ("echo broken; exit 9", "echo No devices were found"):
+        script(tmp_path, "nvidia-smi", answer)
+        assert looking.gpus() == ()
+
+
+def test_the_trial_of_a_rank_is_made_by_the_doctor_as_well():
+    """The torch of the tests has no kernel for any GPU, as an old build has none for a new one."""
+    assert looking.gpu_problem(1) == "Torch not compiled with CUDA enabled"
+    assert looking.gpu_problem(0) == ""
 
 
 NUMBERS = {"x86_64": [310, 311, 312], "aarch64": [270, 271, 272]}

@@ -83,6 +83,56 @@ def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_tol
     assert diagnosis.where_ranks_are(tmp_path) == said
 
 
+def stuck(comm) -> None:
+    """Wait for a message that nobody sends."""
+    import torch
+
+    comm.recv(torch.empty(1), 0, 7)
+
+
+def test_a_rank_that_waits_inside_autograd_s_thread_is_named_with_its_line():
+    """As with a GPU, whose backward pass has a thread of its own: on the CPU one begins 60 passes deep."""
+
+    def deep(comm):
+        import torch
+
+        class Nested(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, depth):
+                ctx.depth = depth
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, gradient):
+                if ctx.depth == 0:
+                    stuck(comm)
+                backward_pass(ctx.depth - 1)
+                return gradient, None
+
+        def backward_pass(depth: int) -> None:
+            with torch.enable_grad():
+                Nested.apply(torch.ones(1, requires_grad=True), depth).sum().backward()
+
+        if comm.rank == 1:
+            backward_pass(62)
+        comm.barrier()
+
+    with pytest.raises(
+        dlpar.JobFailed, match=r"rank 1 is in stuck \(test_diagnosis.py:\d+\), waiting in recv"
+    ):
+        dlpar.spmd(deep, workers=2, timeout=3)
+
+
+def test_of_several_answers_the_last_counts(tmp_path):
+    """A signal that the guardian did not send may have asked before."""
+    autograd = '  File "/torch/autograd/function.py", line 9 in apply\n'
+    earlier = f'Thread 0x02 (most recent call first):\n  File "<cell>", line 5 in before\n{autograd}\n'
+    main = 'Current thread 0x01 (most recent call first):\n  File "<cell>", line 7 in now\n'
+    (tmp_path / "rank-0.stack").write_text(earlier + main + "\n" + main)
+    (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
+    assert diagnosis.where_ranks_are(tmp_path) == "rank 0 on another is in now (<cell>:7)"
+
+
 def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
     for rank in range(2):
         (tmp_path / f"rank-{rank}.jsonl").write_text(

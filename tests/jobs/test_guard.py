@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -528,3 +529,19 @@ def test_the_signal_of_a_time_limit_stops_a_job_whatever_process_hears_it():
     with pytest.raises(dlpar.JobFailed, match="time limit"):
         job.wait(30)
     assert job.run.status == "stopped" and job.run.reason == "time limit"
+
+
+def test_a_killed_process_has_seconds_to_give_back_the_memory_of_its_gpu(monkeypatch, tmp_path):
+    """Before it has, the next job would find the GPU full."""
+    gone_at = time.monotonic() + 2.5
+    monkeypatch.setattr(guard.processes, "parent_of", lambda pid: 1 if time.monotonic() < gone_at else None)
+    monkeypatch.setattr(guard.processes, "kill", lambda pids, number=signal.SIGKILL: None)
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
+    monkeypatch.setattr(guard.diagnosis, "pids_of", lambda folder: {4_000_000: 0})
+    monkeypatch.setattr(guard.Guardian, "_below", lambda self, but=None: [])
+    monkeypatch.setattr(guard, "Scratch", lambda folder: SimpleNamespace(remove=lambda: None))
+    guardian = guard.Guardian.__new__(guard.Guardian)
+    guardian.folder, guardian.mpiexec = tmp_path, None
+    guardian.spec = {"one_host": True, "scratch": "none"}
+    guardian._clean_up()
+    assert time.monotonic() >= gone_at

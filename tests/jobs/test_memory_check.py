@@ -10,6 +10,7 @@ from dlpar.data import load
 from dlpar.jobs.control_groups import ControlGroups, memory
 from dlpar.jobs.memory_check import check_memory, hidden_weights
 from dlpar.models import build
+from dlpar.worlds.devices import Gpu
 
 MODELS = [
     {"model": {"name": "mlp", "width": 64, "depth": 5}},
@@ -81,3 +82,39 @@ def test_a_control_group_s_limit_counts_where_it_is_tighter(monkeypatch):
     assert memory() == (1 << 30, 5_000_000, True)
     with pytest.raises(BadExperiment, match="4 need about 82 MB of memory, 5 MB is left: not even 1"):
         check_memory(Experiment(workers=4))
+
+
+# ---- GPUs ------------------------------------------------------------------------------------
+
+
+def card(free_mb: int) -> Gpu:
+    return Gpu("A", 80 * 10**9, free_mb * 10**6)
+
+
+WIDE = Experiment(
+    workers=4, model={"width": 4096, "depth": 3}
+)  # 269 MB of weights and gradients, and a context
+
+
+def test_weights_on_a_gpu_need_its_memory_and_not_the_machine_s():
+    asked = WIDE.replace(cluster={"device": "cuda"})
+    check_memory(asked, left=100_000_000, cards=[card(2_000)])  # on the host the model would not fit
+    said = "^workers: 4 need about 1.5 GB of the memory of GPU 0, 1.0 GB is left: 2 would fit$"
+    with pytest.raises(BadExperiment, match=said):
+        check_memory(asked, left=100_000_000, cards=[card(1_000)])
+    # Two on each; the second card is nearly full.
+    with pytest.raises(BadExperiment, match="4 need about 0.7 GB of the memory of GPU 1, 0.4 GB is left: 3"):
+        check_memory(asked, left=100_000_000, cards=[card(1_000), card(400)])
+    check_memory(asked, left=100_000_000, cards=[card(800)] * 2)
+    with pytest.raises(BadExperiment, match="4 need about 80 MB of memory, 50 MB is left: 2 would fit"):
+        check_memory(asked, left=50_000_000, cards=[card(2_000)])
+
+
+def test_a_job_that_leaves_the_device_open_needs_gpus_only_where_each_rank_has_one():
+    check_memory(WIDE, left=2_000_000_000, cards=[card(100)])
+    with pytest.raises(BadExperiment, match="4 need about 1.2 GB of memory"):
+        check_memory(WIDE, left=1_000_000_000, cards=[card(5_000)] * 3)
+    with pytest.raises(
+        BadExperiment, match="4 need about 0.4 GB of the memory of GPU 3, 0.1 GB is left: 3 would"
+    ):
+        check_memory(WIDE, left=2_000_000_000, cards=[card(5_000)] * 3 + [card(100)])

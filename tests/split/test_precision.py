@@ -134,13 +134,13 @@ def test_real_ranks_train_so_from_the_command_line(capsys):
 
 
 REFUSED = [
-    (dict(precision="half"), "precision: got 'half', allowed is one of full, bf16"),
+    (dict(precision="half"), "precision: got 'half', allowed is one of full, tf32, bf16"),
     (dict(dtype="float64"),
      "precision: got 'bf16', allowed with dtype float64 is full: mixed precision is of float32 and bfloat16"),
     (dict(split={"zero": 3}),
-     "precision: got 'bf16', allowed with zero 3 is full: weights in bfloat16 would outlive those let go"),
+     "precision: got 'bf16', allowed with zero 3 is full or tf32: weights in bfloat16 would outlive those let go"),
     (dict(workers=2, split={"kind": "tensor", "redundancy": 0.5}),
-     "precision: got 'bf16', allowed with redundancy 0.5 is full: copies of neurons travel as they are"),
+     "precision: got 'bf16', allowed with redundancy 0.5 is full or tf32: copies of neurons travel as they are"),
 ]  # fmt: skip
 
 

@@ -115,3 +115,15 @@ def test_this_machine_can_be_measured_and_predicts_its_own_steps(monkeypatch, tm
     predicted = predict(ring.replace(cluster={"world": "simulated", "platform": "here"}))
     assert 0.4 < calibrating.step_seconds([ring])[0] / predicted.seconds < 2.5
     assert list((tmp_path / "runs").glob("*")) == []  # measuring leaves no run behind
+
+
+def test_steps_are_timed_where_messages_are_on_the_processors(home, monkeypatch):
+    """With GPUs, a device of their pace would otherwise get the host's link."""
+    timed = []
+    monkeypatch.setattr(
+        calibrating,
+        "step_seconds",
+        lambda experiments, runs: timed.extend(experiments) or made_up_each(experiments),
+    )
+    calibrating.calibrate()
+    assert [experiment.cluster.device for experiment in timed] == ["cpu"] * 4

@@ -384,7 +384,7 @@ def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
 def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     """Return bytes by the closed forms, for layers and for the measured boundaries."""
     full = {"float32": 4, "float64": 8}[experiment.dtype]
-    of_activations = full if experiment.precision == "full" else 2
+    of_activations = full if experiment.precision != "bf16" else 2
     found = dict(elements_by_layer(experiment))
     for name in measured:
         if name.startswith(BOUNDARY):

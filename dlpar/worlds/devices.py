@@ -1,0 +1,54 @@
+"""NVIDIA GPUs of this machine: what the driver says about them, and whether this torch can compute on them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import NamedTuple
+
+MIB = 1 << 20
+
+CONTEXT = 100e6
+"""Minimal bytes of a process on a GPU without its tensors; not measured, and 300 MB and more are usual."""
+
+
+class Gpu(NamedTuple):
+    """A GPU, with its bytes of memory."""
+
+    name: str
+    total: int
+    free: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.total // MIB} MiB"
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """List the GPUs that this process may use, from nvidia-smi, because importing torch takes seconds."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
+        rows = [line.rsplit(",", 2) for line in said.splitlines()]
+        found = tuple(Gpu(name, int(total) * MIB, int(free) * MIB) for name, total, free in rows)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    names = [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    by_number = all(name.isdigit() and int(name) < len(found) for name in names)
+    return tuple(found[int(name)] for name in names) if by_number else found[: len(names)]
+
+
+def trial(number: int) -> str:
+    """Compute on the GPU of this number; return why that fails, in one line, or nothing."""
+    import torch  # here: a launcher need not load it
+
+    try:
+        found = torch.arange(4.0, device=torch.device("cuda", number)).add_(1).sum().item()
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # an old driver, no kernel for this GPU, a build without CUDA
+        return str(error).strip().split("\n")[0] or type(error).__name__
+    return "" if found == 10 else f"1 + 2 + 3 + 4 gave {found}"
