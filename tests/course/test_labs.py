@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dlpar import Experiment
 from dlpar.course import labs
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import rehearse
@@ -44,6 +46,38 @@ def test_every_public_function_of_a_lab_that_returns_experiments_has_a_row():
             if callable(each) and getattr(each, "__module__", "") == module["__name__"] and name[0] != "_"
         }
         assert own - tried <= {"conflicts", "in_turn", "sizes_only", "parts_ms"}, lab
+
+
+def experiments_in(runs) -> list[Experiment]:
+    """All experiments that a preset returns."""
+    if isinstance(runs, Experiment):
+        return [runs]
+    parts = runs.values() if isinstance(runs, dict) else runs if isinstance(runs, (list, tuple)) else ()
+    return [experiment for part in parts for experiment in experiments_in(part)]
+
+
+def test_labs_state_their_device(monkeypatch):
+    """What they say of processors would be wrong on a machine with GPUs."""
+    found = []
+
+    def not_run(experiments) -> None:
+        found.extend(experiments_in(experiments))
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr("dlpar.course.labs.scaling.run_all", not_run)
+    monkeypatch.setattr("dlpar.course.labs.when_machines_die.launch", not_run)
+    for _, row in labs.rows():
+        for runs in filter(None, (row.preset, row.runs)):
+            if row.name not in (
+                "sharded_reading",
+                "ring_always_wins",
+            ):  # they measure, and return no experiments
+                with suppress(RuntimeError, TypeError):  # some need an argument of the notebook
+                    found += experiments_in(runs())
+    real = [experiment for experiment in found if experiment.cluster.world == "real"]
+    assert len(real) > 50 and {experiment.cluster.device for experiment in real} == {"cpu"}
+    cells = [path.read_text() for path in ROOT.glob("labs/*.ipynb")]
+    assert not [text for text in cells if re.search(r"launch\(Experiment\((?!.*device)", text)]
 
 
 def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():

@@ -6,9 +6,12 @@ by its name, such as `lab.presets.mean_of_means()`.  `dlpar rehearse` and the te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib import import_module
+from typing import Any
 
+from dlpar.config.experiment import Experiment
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
@@ -17,7 +20,28 @@ BESIDE = [*CONSTANTS, "conflicts", "cores", "in_turn", "most_held", "parts_ms"]
 """Names in the labs' modules that notebooks use besides presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
-TABLES: dict[str, tuple[Row, ...]] = {number: module.TABLE for number, module in _modules.items()}
+
+
+def on_cpu(runs: Any) -> Any:
+    """State the CPU in real experiments that leave the device open, because labs tell what processors do."""
+    if isinstance(runs, Experiment):
+        stated = (
+            runs.cluster.world != "real" or runs.cluster.device != "auto" or runs.cluster.carrier != "auto"
+        )
+        return runs if stated else runs.replace(cluster={"device": "cpu"})
+    if isinstance(runs, (list, tuple)):
+        return type(runs)(map(on_cpu, runs))
+    return {name: on_cpu(run) for name, run in runs.items()} if type(runs) is dict else runs
+
+
+def _stated(preset: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    return preset and wraps(preset)(lambda *given, **named: on_cpu(preset(*given, **named)))
+
+
+TABLES: dict[str, tuple[Row, ...]] = {
+    number: tuple(row._replace(preset=_stated(row.preset), runs=_stated(row.runs)) for row in module.TABLE)
+    for number, module in _modules.items()
+}
 """Rows of each lab, by its number."""
 
 

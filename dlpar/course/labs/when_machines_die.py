@@ -36,7 +36,7 @@ def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, Fa
 
 def one_dies() -> dict[str, Experiment]:
     """Run four real ranks with a ring all-reduce: without a failure, and with rank 2's death halfway."""
-    ring = Experiment(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1})
+    ring = Experiment(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1, "device": "cpu"})
     dies = ring.replace(deaths={"on_death": "shrink", "die": {2: 0.5}})
     return {"nobody dies": ring, "rank 2 dies, the others go on": dies}
 
