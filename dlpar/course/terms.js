@@ -1,5 +1,5 @@
-// Terms in a notebook's text, dotted: pointed at, tapped or reached by Tab they say what they mean.
-// The same bubble tells keyboards what fields and facts of a panel tell a mouse in their titles.
+// Terms in a notebook's text are dotted, and show their meaning on hover, tap or Tab.
+// The same bubble shows the titles of a panel's fields and facts to readers who use the keyboard.
 
 const TEXTS = ".jp-RenderedMarkdown, .dlpar-head p, .dlpar-predict b";
 const NOT_IN = "code, pre, a, h1, h2, h3, h4, h5, h6, mjx-container, .dlpar-term";
@@ -54,8 +54,8 @@ class Marks {
   constructor(root, terms) {
     this.root = root;
     this.terms = new Map(terms.map((term) => [term.name, { ...term, pattern: pattern(term.name) }]));
-    this.marked = new Map(); // name -> the element that is dotted: the first place in the notebook
-    this.seen = new WeakMap(); // text -> what it said when it was looked through
+    this.marked = new Map(); // name -> the dotted element, the first place in the notebook
+    this.seen = new WeakMap(); // text node -> its text at the last search
     this.stop = new AbortController();
     const on = (kind, heard) => root.addEventListener(kind, heard, { capture: true, signal: this.stop.signal });
     on("pointerover", (event) => event.pointerType !== "touch" && this.tell(event.target, false));
@@ -66,7 +66,7 @@ class Marks {
     on("focusin", (event) => this.tell(event.target, this.byKey));
     on("focusout", () => bubble().hide());
     this.look();
-    this.timer = setInterval(() => this.look(), 1000); // cells are rendered anew whenever they are edited
+    this.timer = setInterval(() => this.look(), 1000); // an edited cell is rendered again
   }
 
   dispose() {
@@ -77,7 +77,7 @@ class Marks {
     for (const tab of this.root.querySelectorAll("[data-dlpar-term]")) delete tab.dataset.dlparTerm;
   }
 
-  /** Say what is under the pointer or in focus; titles only to a keyboard, as a mouse has them already. */
+  /** Explain what is under the pointer or in focus; titles only for the keyboard, because a mouse shows them. */
   tell(target, titles) {
     const at = target.closest?.(EXPLAINED);
     if (!at || (at.title && !titles)) return;
@@ -110,7 +110,7 @@ class Marks {
     while (walker.nextNode()) nodes.push(walker.currentNode);
     for (const node of nodes) {
       const inside = node.parentElement;
-      // A $ is mathematics that is not typeset yet; a list of sources speaks of titles.
+      // A $ is mathematics that is not typeset yet; a list of sources contains titles.
       if (node.data.includes("$") || inside.closest(NOT_IN) || inside.textContent.startsWith("Sources:")) continue;
       this.markIn(node, /^(EM|STRONG)$/.test(inside.tagName));
     }

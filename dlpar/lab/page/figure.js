@@ -1,4 +1,4 @@
-// A growing figure: points arrive as binary messages, are kept here and are drawn once a frame.
+// A growing figure: points arrive as binary messages, are kept here, and are drawn once a frame.
 
 import { page, plotlyOnce } from "./plotly.js";
 import { preview, Scale } from "./preview.js";
@@ -8,8 +8,8 @@ import { make, rebuilt } from "./link.js";
 const CONFIG = { displaylogo: false, displayModeBar: false, scrollZoom: false };
 const LONGEST = 40, LETTER = 7; // letters of a name at the end of a line, and px of one
 const SMALLEST = 240, LARGEST = 430; // px: heights of a figure
-const BELOW = 70, ROW = 21; // px under a figure that stay in view: its sentence and the time line, and a row of the table of runs
-const LEVELS = ["asked", "predicted"]; // keys of lines across a figure that belong to no run
+const BELOW = 70, ROW = 21; // px below a figure that stay visible: sentence and time line, and a row of the table of runs
+const LEVELS = ["asked", "predicted"]; // keys of horizontal lines that belong to no run
 
 /** Points and looks of one figure, whether or not it is on the screen. */
 export class FigureData {
@@ -68,7 +68,7 @@ export class FigureData {
     return [data, layout];
   }
 
-  /** Where a moment, in seconds of the run's clock, is on the horizontal axis; null where it has no time. */
+  /** Position of a moment, in seconds of the run's clock, on the horizontal axis; null if the axis has no time. */
   placeOf(moment) {
     if (moment == null || this.origin != null) return moment == null ? null : 1000 * (moment - this.origin);
     const over = (trace) => (trace.at.x === "*" ? this.x : trace.at.x);
@@ -82,7 +82,7 @@ export class FigureData {
     return places[next < 0 ? places.length - 1 : next];
   }
 
-  /** The moment of a point under the pointer; null where it has no time. */
+  /** Moment of a point under the pointer; null if the axis has no time. */
   momentAt({ points: [point], xvals }) {
     if (this.origin != null) return this.origin + xvals[0] / 1000;
     const trace = [...this.traces.values()][point.curveNumber], at = trace.columns.indexOf("seconds");
@@ -97,19 +97,19 @@ export class FigureData {
   }
 }
 
-/** Whether a curve is named beside the figure: a whole run that is compared, or a level that it is compared with. */
+/** Whether a curve is named beside the figure: a compared run, or a level with which runs are compared. */
 function isNamed({ key }, runs) {
   return runs.size > 1 && (LEVELS.includes(key) || (runs.has(key.split(" ")[0]) && !key.includes(" rank ")));
 }
 
-/** Name and height of a line: its mean where the figure gives one, otherwise its newest point that is a number. */
+/** Name and height of a line: its mean if the figure gives one, otherwise its newest number. */
 function endOf(trace, { y }, { name, colour }) {
   let last = trace.points - 1;
   while (last > 0 && !Number.isFinite(y[last])) last -= 1;
   return { name, y: trace.style.meta ?? y[last], colour };
 }
 
-/** Names beside the figure, at the heights of their lines, so far apart that none covers another. */
+/** Names beside the figure, at the heights of their lines, but far enough apart to be read. */
 function spread(labels, layout, height) {
   const { range, type, domain = [0, 1] } = layout.yaxis, [low, high] = range;
   const inside = height - (layout.margin.b ?? 54) - layout.margin.t;
@@ -166,7 +166,7 @@ export class FigureView {
   /** @type {FigureData | null} */ data = null;
   /** @type {FigureData | null} */ drawn = null;
 
-  /** @type {any} */ layout = null; // of what is drawn
+  /** @type {any} */ layout = null; // of the drawn figure
 
   /**
    * @param link asks the kernel  @param runs returns the runs of the panel by key  @param hidden keys of runs
@@ -190,7 +190,7 @@ export class FigureView {
     this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, make("div", { className: "dlpar-stage" }, this.plot, this.moment), this.caption);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.root);
-    // Colours that plotly.js was given follow JupyterLab's theme by a new drawing; its style sheet may come later.
+    // plotly.js has fixed colours, so a new theme needs a new drawing; the theme's style sheet may load later.
     this.themed = new MutationObserver(() => [0, 300, 1500].forEach((wait) => setTimeout(() => this.schedule(), wait)));
     this.themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light"] });
     plotlyOnce(link).then(() => this.schedule());
@@ -231,13 +231,13 @@ export class FigureView {
     this.loading.remove();
     this.buildTools();
     this.buildLegend(runs);
-    // Given, not measured by plotly, which fails if a notebook removes a cell from the page while it scrolls.
+    // The size is given: plotly's own measure fails if a notebook removes a cell from the page while it scrolls.
     const size = (this.size = { width: this.plot.clientWidth, height: this.height() });
     this.plot.style.height = `${size.height}px`;
     const looks = { logarithmic: this.logarithmic && data.logarithmic, hidden: this.hiddenRuns, ink: getComputedStyle(this.root).color };
     const [traces, layout] = data.plotlyArguments({ ...looks, runs, ...size });
     const axes = `${Boolean(plotly)} ${Object.keys(layout).filter((name) => name.includes("axis"))}`;
-    const same = this.drawn === data && this.axes === axes; // other axes are drawn anew: plotly.js would mix them up
+    const same = this.drawn === data && this.axes === axes; // other axes need a new drawing: plotly.js would mix them up
     if (!plotly || this.plot.querySelector(".dlpar-preview")) this.plot.replaceChildren(...(plotly ? [] : [preview(traces, layout)]));
     if (plotly) await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
     if (plotly && !same) {
@@ -267,12 +267,12 @@ export class FigureView {
     this.moment.hidden = false;
   }
 
-  /** As high as the view allows, so that a whole panel is seen at once; never lower than the figure needs. */
+  /** Height that the view allows, so that a whole panel is visible, but at least the height that the figure needs. */
   height() {
     const outer = this.root.closest(".jp-WindowedPanel-outer, .jp-Notebook")?.clientHeight ?? innerHeight;
     const above = this.plot.getBoundingClientRect().top - (this.root.closest(".dlpar-panel") ?? this.root).getBoundingClientRect().top;
     const rows = this.data.layout.yaxis?.ticktext?.length ?? 0;
-    const below = BELOW + ROW * (1 + Math.max(2, this.runs().size)); // of two runs always, so that nothing moves when they come
+    const below = BELOW + ROW * (1 + Math.max(2, this.runs().size)); // room for two runs, so that nothing moves when they come
     return Math.max(SMALLEST, 24 * rows + 70, Math.min(LARGEST, outer - above - below));
   }
 
@@ -319,7 +319,7 @@ export class FigureView {
     return make("label", {}, box, ` ${name}`);
   }
 
-  /** Curves by name, with a piece of each line; a press hides or shows one. */
+  /** Curves by name, with a piece of each line; a press hides or shows a curve. */
   buildLegend(runs) {
     const shown = this.data.legend(runs);
     const signature = JSON.stringify(shown.map(({ key, style }) => [key, style.name, this.data.hidden.has(key)]));
@@ -357,7 +357,7 @@ const MARKS = {
 };
 const SIMPLE = /^[#\w(),.%\s-]*$/; // colours and dashes come from our own theme, and nothing else is drawn
 
-/** A piece of a curve or a bar, as it is drawn. */
+/** A sample of a curve or a bar, as drawn. */
 function swatch(/** @type {any} */ { type, line = {}, marker = {}, mode = "" }) {
   const colour = line.color ?? marker.color ?? "#7f7f7f", svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 26 12");

@@ -1,8 +1,8 @@
-// The link of one widget to its kernel: all that is shown is asked for on load, and then only changes come.
+// The link of one widget to its kernel: the page asks for everything on load, and then only changes arrive.
 
 import { plotlyArrived } from "./plotly.js";
 
-const RETRY = 500; // ms after which the kernel is asked again: it may not be connected yet; doubled each time, for it may be busy
+const RETRY = 500; // ms after which the kernel is asked again; doubled each time, because the kernel may be busy
 const SILENCE = 6000; // ms without a message during a run, after which the page shows a warning
 export const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
 export const SILENT = "No word from the kernel: it may have been restarted. If so, run the cell again.";
@@ -14,7 +14,7 @@ export class Link {
   asked = 0;
   patience = RETRY;
   live = false;
-  gone = ""; // why nothing is heard of the kernel; empty if it is
+  gone = ""; // why the kernel is silent; empty if it answers
   changed = new Set(); // called when the link is lost or found again
 
   /**
@@ -41,13 +41,13 @@ export class Link {
     this.kernel?.statusChanged?.disconnect(this.onStatus);
   }
 
-  /** Ask for everything; until it comes, changes are of no use. */
+  /** Ask for everything; changes are of no use before the answer. */
   ask() {
     Object.assign(this, { sequence: -1, asked: Date.now() });
     this.send({ ask: "all" });
   }
 
-  /** Send a message; beside all cells if kernel and page can, so that a running cell does not delay the answer. */
+  /** Send a message, beside all cells if possible, so that a running cell does not delay the answer. */
   send(message) {
     if (this.gone === GONE) return;
     const address = this.model.get("address"), kernel = this.model.widget_manager?.kernel;
@@ -106,12 +106,12 @@ export function make(tag, properties = {}, ...children) {
     else element[name] = value;
   }
   element.append(...children);
-  // In these, arrow keys choose; JupyterLab would move between cells instead.
+  // In these elements arrow keys choose; JupyterLab would move between cells instead.
   if (tag === "select" || ["range", "radio"].includes(element.type) || element.getAttribute("role") === "tab") element.dataset.lmSuppressShortcuts = "true";
   return element;
 }
 
-/** Build anew what is in an element; what had the focus there, by its data-key, has it again. */
+/** Replace the content of an element; the focus returns to the part with the same data-key. */
 export function rebuilt(element, build) {
   const active = element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
   const key = active?.dataset.key;

@@ -4,7 +4,7 @@ import { FigureData, FigureView } from "./figure.js";
 import { GONE, Link, make, rebuilt } from "./link.js";
 import { columnsOf, FACTS, inWords, quantity } from "./results.js";
 
-/** Buttons by what they ask for: label, and what they do. */
+/** Buttons by their requests: label and effect. */
 const BUTTONS = {
   run: ["Run", "Start the ranks"],
   stop: ["Stop", "End the job and all its ranks"],
@@ -17,7 +17,7 @@ const BUTTONS = {
   away: ["Not now", "Hide the offer"],
 };
 
-/** What one can ask of a running rank: sign of the button, its name for who cannot see it, and what it does. */
+/** Requests to a running rank: sign of the button, its name for screen readers, and its effect. */
 const ORDERS = {
   kill: ["✕", "Kill", "its process ends, as if its machine died; what then happens is set by 'on death'"],
   pause: ["❚❚", "Stop for 3 seconds", "it does nothing for 3 s, and then goes on"],
@@ -112,7 +112,7 @@ class PanelView {
     this.root.classList.toggle("dlpar-ended", gone === GONE);
   }
 
-  /** Bring the page up to date with what has changed; null: everything. */
+  /** Update the page with the changes; null: everything. */
   update(changed) {
     const { state } = this.data, has = (...names) => !changed || names.some((name) => name in changed);
     if (has("title", "question")) this.buildHead(state);
@@ -271,7 +271,7 @@ class PanelView {
     return tab;
   }
 
-  /** Every run with its colour; what differs, results, and their ratios to a chosen run. */
+  /** Every run with its colour, its differences, its results, and their ratios to those of a chosen run. */
   buildRuns({ runs, goal }) {
     this.runs.hidden = !runs.length;
     const columns = columnsOf(runs.map((run) => run.results).filter(Boolean), goal);
@@ -300,7 +300,7 @@ class PanelView {
     return make("th", { scope: "row" }, make("label", {}, box, swatch, name));
   }
 
-  /** Speed of a run over that of the chosen one; a press chooses this one. */
+  /** Speed of a run over that of the chosen run; a press chooses this run. */
   ratio(run, base) {
     const own = run.results?.["samples/s"], other = base.results?.["samples/s"];
     const press = () => {
@@ -345,7 +345,7 @@ class PanelView {
     rebuilt(this.recordings, () => this.recordings.replaceChildren(make("summary", {}, "Recordings"), words, controls));
   }
 
-  /** Announce the start and the end of a run to screen readers; everything between would be noise. */
+  /** Announce the start and the end of a run to screen readers; more would be noise. */
   speak(live) {
     const caption = () => this.figure.data?.caption ?? "";
     setTimeout(() => (this.spoken.textContent = live ? "A run has begun." : `${this.words.textContent}. ${caption()}`), 500);
@@ -395,7 +395,7 @@ class TimeLine {
     }, 100);
   }
 
-  /** Mark the moment of a point in all figures; those of a window of time show it, but not under the pointer. */
+  /** Mark the moment of a point in all figures; figures of a time window move there, except under the pointer. */
   hovered(moment) {
     if (moment == null || this.playing) return;
     if (this.root.hidden || this.figure().data.origin != null) this.mark(moment);

@@ -1,5 +1,5 @@
 // plotly.js, once per page: the first figure whose kernel answers loads it for all figures.
-// It arrives compressed in a binary message from the kernel; the page fetches nothing.
+// The kernel sends the library compressed in a binary message; the page fetches nothing.
 
 const here = /** @type {any} */ (globalThis);
 export const page = (here.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
@@ -13,7 +13,7 @@ export function plotlyOnce(link) {
       page.asked = Date.now();
       link.send({ ask: "plotly" });
     }
-    setTimeout(ask, 1000); // the kernel may be busy or gone: then another figure asks its kernel
+    setTimeout(ask, 1000); // if the kernel is busy or gone, another figure asks its kernel
   };
   ask();
   return promise;
@@ -25,7 +25,7 @@ export async function plotlyArrived(compressed) {
   performance.mark("dlpar has plotly.js");
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const source = await new Response(stream).text();
-  const hint = "//# allFunctionsCalledOnLoad\n"; // Chromium then compiles beside the page, which it would block for long
+  const hint = "//# allFunctionsCalledOnLoad\n"; // Chromium then compiles in parallel, and does not block the page
   const before = here.Plotly;
   const url = URL.createObjectURL(new Blob([hint, source], { type: "text/javascript" }));
   await import(url);

@@ -23,7 +23,7 @@ class PredictionData {
   }
 }
 
-/** One place on the page where a prediction is asked for. */
+/** One place on the page that asks for a prediction. */
 class PredictionView {
   built = false;
 

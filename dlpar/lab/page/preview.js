@@ -1,4 +1,4 @@
-// A plain drawing of a figure, at once, until plotly.js has come: axes, lines, marks and bars where plotly.js puts them.
+// A plain first drawing of a figure, until plotly.js has loaded: axes, lines, marks and bars at the same places.
 
 const DASHES = { dash: "9 6", dot: "2 4", solid: "" };
 const MOST_MARKS = 20;
@@ -59,7 +59,7 @@ export class Scale {
   }
 }
 
-/** A line with its marks; it is interrupted where a value is no number. */
+/** A line with its marks, and with gaps where a value is no number. */
 function curve(/** @type {any} */ { x, y, mode = "", line = {}, marker = {}, opacity = 1 }, across, up) {
   const colour = line.color ?? marker.color ?? "#7f7f7f", drawn = shape("g", { opacity });
   const points = [...x].map((value, i) => [across.at(value), up.at(y[i])]);
@@ -78,7 +78,7 @@ function curve(/** @type {any} */ { x, y, mode = "", line = {}, marker = {}, opa
   return drawn;
 }
 
-/** Bars; `tops` has the ends of those that others are put on. */
+/** Bars; `tops` has the ends of the bars on which others are stacked. */
 function bars(/** @type {any} */ { x, y, base, width, offset, orientation, marker = {} }, across, up, tops) {
   const drawn = shape("g", { fill: marker.color ?? "#7f7f7f" }), isFlat = orientation === "h";
   const [long, thick, lengths, places] = isFlat ? [across, up, x, y] : [up, across, y, x];
@@ -93,7 +93,7 @@ function bars(/** @type {any} */ { x, y, base, width, offset, orientation, marke
   return drawn;
 }
 
-/** Draw what plotly.js would be given. */
+/** Draw the data and the layout that plotly.js will get. */
 export function preview(data, layout) {
   const { width, height, margin } = layout;
   const drawn = shape("svg", { width, height, class: "dlpar-preview", "aria-hidden": "true" });

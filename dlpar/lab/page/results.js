@@ -1,6 +1,6 @@
 // Results of runs as a table for readers: which columns, and each value in words.
 
-/** What the facts of a run mean, by their names. */
+/** Meanings of a run's facts, by their names. */
 export const FACTS = {
   world: "real: ranks are processes and time is measured; paced: processes follow a platform's clock; simulated: ranks are tasks of one process",
   platform: "machine or platform whose times are shown; for real ranks also device and carrier of messages",
@@ -11,7 +11,7 @@ export const FACTS = {
   batches: "whether the runs shown saw the same batches, so that their curves compare",
 };
 
-/** Results in the order in which a table has room for them, and what they mean. */
+/** Results in the order in which a table has room for them, and their meanings. */
 const RESULTS = {
   world: "the world of the ranks",
   "samples/s": "throughput of all workers together",
@@ -25,7 +25,7 @@ const RESULTS = {
 const ALWAYS = ["samples/s", "accuracy", "final loss"];
 const MOST = 6; // columns
 
-/** Columns for the results of some runs: the speed and what was learned, then others in which runs differ. */
+/** Columns for the results of some runs: speed and learning first, then other results in which runs differ. */
 export function columnsOf(results, goal) {
   const isShown = (name) => {
     const values = new Set(results.map((own) => own[name]));
@@ -43,7 +43,7 @@ export function inWords(name, value) {
   return name === "accuracy" ? `${(100 * value).toFixed(1)}%` : quantity(value);
 }
 
-/** A number with three digits that count. */
+/** A number with three significant digits. */
 export function quantity(value) {
   const rounded = Number(value.toPrecision(3));
   return Math.abs(value) >= 1000 ? rounded.toLocaleString("en") : String(rounded);

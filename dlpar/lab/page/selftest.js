@@ -1,4 +1,4 @@
-// A few questions, each checked here as soon as it is answered: no answer is stored or sent.
+// A few questions; each answer is checked here at once, and no answer is stored or sent.
 
 import { Link, make } from "./link.js";
 

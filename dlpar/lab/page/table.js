@@ -1,6 +1,6 @@
 // The points of a figure as tables, one for all traces with the same columns.
 
-const ROWS = 100; // of each trace; more would make the page slow and nobody reads them
+const ROWS = 100; // of each trace; more rows would slow down the page, and nobody reads them
 
 function number(value) {
   if (!Number.isFinite(value)) return String(value);
