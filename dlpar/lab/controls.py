@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -156,8 +157,8 @@ WITH_UNIT = {
 }  # fmt: skip
 """Labels of fields whose names do not contain units."""
 
-ZERO, ALL = "; 0: ", " (0: all)"
-"""Part of a description in which 0 means all that are available, and its label."""
+ZERO = re.compile(r"; 0: (none|all)\b")
+"""Part of a description that says what 0 means, for the label."""
 
 
 class Setting(NamedTuple):
@@ -201,7 +202,8 @@ def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
     path, field, kind = setting.path, setting.field, unwrap(setting.field.annotation)
     meaning = f"one of {', '.join(setting.by_head)}" if setting.is_head else allowed(field)
     words = (field.title or WITH_UNIT.get(name := path.rpartition(".")[2]) or name).replace("_", " ")
-    found = {"path": path, "label": words + ALL * (ZERO in (field.description or "")), "kind": "text"}
+    zero = ZERO.search(field.description or "")
+    found = {"path": path, "label": f"{words} (0: {zero[1]})" if zero else words, "kind": "text"}
     found |= {"means": f"{field.description} Allowed: {meaning}."}
     found |= {"group": _part(path) or "experiment", "first": first}
     unset = [(UNSET, None)] if is_optional(field.annotation) else []

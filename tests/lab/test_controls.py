@@ -128,6 +128,7 @@ def test_only_settings_of_the_chosen_split_are_shown_and_each_has_its_own_defaul
     assert shown(controls, "split") == {"kind", "order", "tensor", "redundancy", "async_allreduce"}
     tensor = drawn(controls, "split.tensor")
     assert (tensor["label"], controls.values["split.tensor"]) == ("tensor (0: all)", 0)
+    assert drawn(controls, "snapshot.every")["label"] == "snapshot every (0: none)"
     controls.set("split.kind", "spatial")
     assert shown(controls, "split") == {"kind", "order", "rows", "columns", "tiled"}
     controls.set("split.kind", "hybrid")

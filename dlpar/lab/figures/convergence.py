@@ -86,13 +86,13 @@ class Curve:
     def _go_back(self, done: GlobalStep) -> None:
         """Move the steps that an attempt lost to a broad band; the next attempt begins at the stroke."""
         rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
-        (colour, _), gap = theme.SPENT["done again"], [[np.nan] * rows.shape[1]]
+        colour, gap = theme.SPENT["done again"][0], [[np.nan] * rows.shape[1]]
         band = self._beside("done again", mode="lines", opacity=0.5, line={"color": colour, "width": 12})
         stroke = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": colour}}
         seam = self._beside("resumed", mode="markers", marker=stroke)
         self.lost += self.done.step + 1 - done.step
         band.replace(np.concatenate([band.rows, rows[again], gap]))
-        seam.replace(np.concatenate([seam.rows, rows[again][:1]]))
+        seam.add(_row(done))
         self.loss.replace(rows[~again])
         self.tests.replace(self.tests.rows[self.tests.rows[:, 0] <= done.step])
 

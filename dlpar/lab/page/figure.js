@@ -55,7 +55,7 @@ export class FigureData {
         attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? this.x : column)];
       const run = runs.get(trace.key.split(" ")[0]), { name, line, yaxis } = trace.style;
       if (hidden.has(run?.key) || this.hidden.has(trace.key)) attributes.visible = false;
-      else if (isNamed(trace, runs) && trace.points && !yaxis && attributes.visible !== false)
+      else if (isNamed(trace, runs) && trace.points && !yaxis && trace.style.showlegend !== false && attributes.visible !== false)
         labels.push(endOf(trace, attributes, { name: run?.name ?? name, colour: mixed(run?.colour ?? line.color, ink) }));
       return attributes;
     });
