@@ -84,7 +84,7 @@ grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/
 slides: $(STAMP)  ## export the slides of all labs, HTML and PDF, to slides/build
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) slides/export.py
 
-picture: $(STAMP)  ## take the pictures of the panel in the README and in lab 00 anew
+picture: $(STAMP)  ## take the pictures of the panel in the README and in lab 00 again
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/browser/picture.py
 
 LAYERS = import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))
@@ -113,19 +113,19 @@ ONLY_TIMED = -m timed --reruns 2 --reruns-delay 5 -rR -o testpaths="$$(grep -rl 
 quick: $(STAMP)  ## run the quick part of the tests
 	@$(RUN) pytest $(TWO_AT_A_TIME) $(NO_LABS) -m "quick or not (slow or browser or labs)" $(PYTEST_ARGS)
 
-bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
+bench: $(STAMP)  ## measure, and compare with the project's own limits
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)
 
-gpu: $(STAMP)  ## on a machine with one GPU: is all right, and how quick is it? two calls of five minutes
+gpu: $(STAMP)  ## check and time the CUDA code on a machine with one GPU, in two calls of five minutes
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/gpu $(GPU_ARGS)
 
-hostile: $(STAMP)  ## try hostile input and, as root, a hostile account; prints what is not withstood
+hostile: $(STAMP)  ## try hostile input and, as root, a hostile account; prints attacks that succeed
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/hostile
 
-faults: $(STAMP)  ## let hundreds of small jobs fail in every way, and look at what is left and said
+faults: $(STAMP)  ## let hundreds of small jobs fail in every way, and check the messages and what remains
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/faults --rounds $(ROUNDS) --seed $(SEED)
 
-clean:  ## remove the environment and all that was built; runs and notebooks stay
+clean:  ## remove the environment and everything built; runs and notebooks stay
 	rm -rf $(VENV) build dist release *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -138,7 +138,8 @@ def _seconds(
 
 
 def _binomial(n: int, a: float, b: float, busy: float) -> float:
-    """Return the seconds of a binomial tree; each child keeps a parent with several children `busy`."""
+    """Return the seconds of a binomial tree; a parent with several children is occupied for `busy` by
+    each."""
     ready, distance = [0.0] * n, 1
     while distance < n:
         for parent in range(0, n - distance, 2 * distance):

@@ -153,7 +153,7 @@ class Answers:
 
 
 def _is_answer(found: Any) -> bool:
-    """Return whether a value has an answer's fields; a student can write to its file."""
+    """Return whether a value has an answer's fields, because a student can write anything to the file."""
     if not isinstance(found, dict):
         return False
     predicted, right, *texts = [found.get(name, math.nan) for name in FIELDS]

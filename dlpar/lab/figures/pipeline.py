@@ -1,4 +1,4 @@
-"""Static figures of a step: passes of micro-batches in a pipeline and their ideal, the bubble, and memory."""
+"""Static figures of a step: real and ideal passes of micro-batches in a pipeline, the bubble, and memory."""
 
 from __future__ import annotations
 

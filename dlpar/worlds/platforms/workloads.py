@@ -194,7 +194,7 @@ def is_path(which: str) -> bool:
 
 
 def fields_of(path: str, field: str) -> dict[str, Any]:
-    """Read the mapping in a file; a missing `name` becomes the file's own.
+    """Read the mapping in a file; a missing `name` becomes the file's name.
 
     Parameters
     ----------
