@@ -42,14 +42,11 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
         faults = world.allgather("" if number is None else trial(number))
     if any(faults):
         number, carrier = None, "mpi"
-        rank, fault = next((rank, fault) for rank, fault in enumerate(faults) if fault)
-        for field, got, allowed in (("device", "cuda", "auto or cpu"), ("carrier", "nccl", "auto or mpi")):
-            if getattr(cluster, field) == got:
-                why = f"the GPU of rank {rank} says {fault!r}"
-                raise ValueError(f"cluster.{field}: got {got!r}, allowed here is {allowed}: {why}")
+        why = next(f"the GPU of rank {rank} says {fault!r}" for rank, fault in enumerate(faults) if fault)
+        if cluster.device == "cuda" or cluster.carrier == "nccl":
+            raise ValueError(f"cluster.device: got {cluster.device!r}, allowed here is cpu: {why}")
         if world.rank == 0:
-            said = f"cluster.device: auto is the CPU here, because the GPU of rank {rank} says {fault!r}"
-            print(said, file=sys.stderr, flush=True)
+            print(f"cluster.device: auto is the CPU here, because {why}", file=sys.stderr, flush=True)
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     if number is not None:
         torch.cuda.set_device(device)

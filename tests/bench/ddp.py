@@ -30,6 +30,7 @@ def main(path: str, warm_up: int) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     dataset = load(experiment.data, experiment.seed, model=experiment.model.name)

@@ -56,7 +56,7 @@ def rank(name: str, device: str, out: Path) -> None:
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     from dlpar.jobs.record import Recorder
     from dlpar.train import train
-    from dlpar.worlds.connect import connect
+    from dlpar.worlds.connect import join
 
     steps = int(os.environ.get("STEPS", "120"))
     fields = {
@@ -66,7 +66,7 @@ def rank(name: str, device: str, out: Path) -> None:
         "cluster": {"device": device},
     }
     experiment = dlpar.Experiment(**{**CASES[name][1], **fields})
-    comm = connect(experiment.cluster)
+    comm = join(experiment)
     on_gpu, first, begins = device == "cuda", steps // 3, steps - TRACED - 2
     waits: Counter[str] = Counter()
     marks: list[float] = []
