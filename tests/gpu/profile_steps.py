@@ -107,7 +107,8 @@ def rank(name: str, device: str, out: Path) -> None:
         kind = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
         print(averages.table(sort_by=kind, row_limit=9, max_name_column_width=44))
         profiler.export_chrome_trace(str(out / f"{name.replace(', ', '-')}.json.gz"))
-    comm.barrier()
+    comm.close()
+    MPI.Finalize()
     sys.stdout.flush()
     os._exit(0)
 
@@ -116,7 +117,8 @@ def start(name: str) -> int:
     """Run a case on its ranks, and return the exit status."""
     mpiexec = ["mpiexec", "--oversubscribe", "--bind-to", "none", "-n", str(CASES[name][0])]
     try:
-        return subprocess.run([*mpiexec, sys.executable, __file__, name], timeout=60).returncode
+        limit = 60 if os.environ["DLPAR_GPU_DEVICE"] == "cuda" else None
+        return subprocess.run([*mpiexec, sys.executable, __file__, name], timeout=limit).returncode
     except subprocess.TimeoutExpired:
         return 124
 
