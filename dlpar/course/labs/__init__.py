@@ -23,7 +23,7 @@ _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, 
 
 
 def on_cpu(runs: Any) -> Any:
-    """State the CPU in real experiments that leave the device open, because labs tell what processors do."""
+    """Choose the CPU in real experiments that leave the device open, because labs describe processors."""
     if isinstance(runs, Experiment):
         stated = (
             runs.cluster.world != "real" or runs.cluster.device != "auto" or runs.cluster.carrier != "auto"
