@@ -204,9 +204,8 @@ def figures(run: Run) -> list[tuple[str, str]]:
         bound = "nothing bounds it" if lead["bound"] is None else f"the bound is {lead['bound']}"
         said.append(("lead", f"{lead['max']} clocks at most; {bound}"))
     said += in_words(s.get("chosen", {})).items()
-    lost = {
-        kind: seconds for kind, seconds in s.get("time_spent", {}).items() if kind in LOST and seconds >= 0.01
-    }
+    spent = (s.get("time_spent") or {}).items()
+    lost = {kind: seconds for kind, seconds in spent if kind in LOST and seconds >= 0.01}
     if lost:
         parts = ", ".join(f"{duration(seconds)} {kind}" for kind, seconds in lost.items())
         said.append(("goodput", f"{s['goodput']:.1%} of {duration(s['wall_s'])}; lost: {parts}"))

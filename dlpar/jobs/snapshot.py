@@ -27,7 +27,6 @@ from torch import Tensor
 from dlpar import comm
 from dlpar.config.schema import BadExperiment
 from dlpar.delays import Death
-from dlpar.jobs.diagnosis import stamp_of
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
 from dlpar.split.mesh import groups, sizes_of
@@ -355,12 +354,13 @@ class Orders(Death):
 
     def __init__(self, folder: Path, *death: Any) -> None:
         super().__init__(*death)
-        self._path, self._size, self._heard, self._factor = folder / ORDERS, 0, 0, None
+        self._path, self._size, self._heard, self._factor = str(folder / ORDERS), 0, 0, None
 
     def hear(self, record: Recorder, delays: Delays | None) -> None:
         """Follow new orders to this rank: to die after this step, or to change its delays."""
-        if (size := stamp_of(self._path)[0]) != self._size:
-            new = [*lines_of(self._path)][self._heard :]
+        # Each step looks, so the usual case, no file, must cost a microsecond.
+        if os.access(self._path, os.F_OK) and (size := os.stat(self._path).st_size) != self._size:
+            new = [*lines_of(Path(self._path))][self._heard :]
             self._size, self._heard = size, self._heard + len(new)
             for order in (order for order in new if order["rank"] == self.rank):
                 self.step = 0 if "die" in order else self.step

@@ -122,6 +122,18 @@ def test_a_resumed_run_lost_the_steps_it_did_again_and_the_time_between():
     assert 0.2 * repeated * wall < seconds["done again"] < 5 * repeated * wall
 
 
+@pytest.mark.parametrize("on_death", ["shrink", "spare"])
+def test_paced_and_simulated_ranks_lose_the_same_time(on_death):
+    experiment = dlpar.Experiment(
+        workers=4, steps=20, batch=60, deaths={"on_death": on_death, "die": {2: 0.5}}
+    )
+    paced, simulated = (
+        told(dlpar.launch(experiment.replace(cluster={"world": world})).wait(60))
+        for world in ("paced", "simulated")
+    )
+    assert paced == pytest.approx(simulated, abs=1e-9) and simulated["detecting"] > 0.05
+
+
 @pytest.mark.slow
 def test_survivors_lose_the_interrupted_step_and_the_empty_seat():
     experiment = dlpar.Experiment(
