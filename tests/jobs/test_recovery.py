@@ -151,7 +151,7 @@ CASES = [
 
 
 def next_step_after(run, victim, is_missed):
-    """Seconds of the wall until a survivor records a step, after it was told of the death if anybody misses the dead."""
+    """Seconds of the wall until a survivor records a step; if the dead rank is missed, one after it was told."""
     since, before = time.monotonic(), len(run.steps)
     while time.monotonic() - since < 30:
         for path in run.path.glob("rank-*.jsonl") if is_missed else ():
