@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm, Keeper, Packet, Recorder, Request
+from dlpar.comm import ANY, Comm, Keeper, Packet, Recorder, Request, wait_all
 from dlpar.compression import Codec, codec_of
 from dlpar.compression.factors import FactorCode
 from dlpar.config.experiment import Experiment
@@ -74,6 +74,8 @@ class Server:
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
+        # The last answer: the next message arrives while it travels, and nothing changes it before it has left.
+        self.under_way: list[Request] = []
         self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
         # Pushes of a client at a time: its whole group's, if each worker's push goes up separately.
@@ -114,6 +116,7 @@ class Server:
 
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Handle a client's message."""
+        wait_all(self.under_way)
         self.inbox = inbox
         take: dict[int, Any] = {Kind.PUSH: self._push, Kind.PULL: self._let_go, Kind.LEAVE: self._leave}
         take[kind](client)
@@ -128,10 +131,8 @@ class Server:
         if self.gathered == self.rule.gather or self.pushes == self.total:
             self.advance()
             self.gathered = 0
-        if self.separate:
-            self._let_go()
-        else:
-            self._let_go(client)
+        come = [] if self.separate else [client]
+        self._let_go(*come)
 
     def advance(self) -> None:
         """Make an update that can be undone, and count the update."""
@@ -170,11 +171,12 @@ class Server:
             self._answer(client, self.clock[client] - self.clock.slowest)
 
     def _answer(self, client: int, lead: int) -> None:
+        wait_all(self.under_way)
         go = self.goes_on()
         self.answer.head.copy_(torch.tensor([*self.counts(client, lead), go]))
         self.started += go * self.per_answer
         self.read[client] = self.version
-        self.comm.send(self.answer.wire, client, self.first_tag + Kind.WEIGHTS)
+        self.under_way.append(self.comm.isend(self.answer.wire, client, self.first_tag + Kind.WEIGHTS))
 
     def state(self) -> tuple[int, bool]:
         """Return what waiting clients wait for: the slowest clock, and whether steps are left."""
@@ -201,6 +203,7 @@ class Server:
         """Send the final weights to all clients, after their last pushes."""
         for each in self.left:
             self._answer(each, 0)
+        wait_all(self.under_way)
 
 
 class Chained(Server):
@@ -226,9 +229,8 @@ class Chained(Server):
         self._pass_on(self.weights, self.copy.weights)
         for name, mine in self.optimizer.state.items():
             if isinstance(mine, Tensor):
-                theirs = self.copy.optimizer.state[name] = mine.new_empty(
-                    self.copy.weights.shape * mine.dim()
-                )
+                shape = self.copy.weights.shape * mine.dim()
+                theirs = self.copy.optimizer.state[name] = mine.new_empty(shape)
                 self._pass_on(mine, theirs)
 
     def _pass_on(self, mine: Tensor, theirs: Tensor) -> None:
@@ -440,7 +442,6 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
 
         for bucket, server in servers.items():
             keeper.hold(**{f"bucket {bucket}": server})
-        for server in servers.values():
             server.form()
         for server in servers.values() if keeper.resumed else ():
             server.resume(keeper.done // block)
