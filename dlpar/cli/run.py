@@ -46,14 +46,15 @@ def resume(
     Parameters
     ----------
     which : RUN
-        A run's id, a unique prefix of it, or the run's folder.
+        A run's id, a unique prefix of it, or the run's folder; default: the newest run.
     workers : N
         Number of workers that continue, with the same global batches; default: as many as before.
     """
     from dlpar.cli.runs import found
     from dlpar.jobs.launch import resume
+    from dlpar.jobs.run import runs
 
-    run = found(which)
+    run = found(which or next((run.id for run in runs()), None))
     return _watched("resume", lambda: resume(run, workers), as_json)
 
 

@@ -16,10 +16,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from conftest import eventually
 
+import dlpar
 from dlpar import Experiment, Run, runs
 from dlpar.jobs.processes import die_with_parent
+from dlpar.jobs.snapshot import State, shard
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "salloc", "munged", "unshare")
 MISSING = [name for name in PROGRAMS if not shutil.which(name)] + ["root"] * (os.getuid() != 0)
@@ -37,7 +40,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 StateSaveLocation={folder}/state
@@ -213,15 +216,16 @@ def test_stop_ends_ranks_on_every_node_while_the_allocation_lasts(nodes):
 BATCH = """#!/bin/sh
 #SBATCH -N2 -n2 --requeue --time=10 --signal=B:USR1@60
 trap 'kill -USR1 $run' USR1
-{command} & run=$!
+if [ "$SLURM_RESTART_COUNT" ]; then {dlpar} resume & else {command} & fi
+run=$!
 wait $run; wait $run
 [ $? = 138 ] && scontrol requeue $SLURM_JOB_ID
 """
 
 
-def submit(nodes: Nodes, tmp_path: Path) -> tuple[str, Run]:
+def submit(nodes: Nodes, tmp_path: Path, command: list[str] = ENDLESS) -> tuple[str, Run]:
     before, script = names(), tmp_path / "batch"
-    script.write_text(BATCH.format(command=" ".join(ENDLESS)))
+    script.write_text(BATCH.format(command=" ".join(command), dlpar=DLPAR))
     job = nodes.ask("sbatch", "--parsable", f"--output={tmp_path}/said", str(script)).strip()
     return job, training(before)
 
@@ -233,6 +237,29 @@ def test_a_batch_job_near_its_time_limit_stops_and_is_requeued(nodes, tmp_path):
     eventually(waits, 20, "the job is in the queue again")
     assert run.status == "stopped" and run.reason == "time limit"
     nodes.ask("scancel", job)
+    assert_nothing_is_left(nodes, run)
+
+
+def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_path):
+    experiment = Experiment(
+        workers=2,
+        steps=300,
+        evaluate_every=0,
+        snapshot={"every": 10},
+        delays={"kind": "constant", "delay_ms": 20},
+    )
+    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    command = [DLPAR, "run", "--experiment", str(tmp_path / "experiment.json"), "--threads", "1"]
+    job, run = submit(nodes, tmp_path, command)
+    eventually(lambda: run.snapshots, 30, "there is a snapshot")
+    nodes.ask("scancel", "--batch", "--signal=USR1", job)
+    eventually(lambda: run.status == "done", 90, "the job began again and ended its run")
+    assert run.attempts["reason"].tolist() == ["time limit", "all ranks finished"]
+    assert run.attempts["first"][1] in range(10, 300, 10) and list(run.ranks["host"]) == ["n1", "n2"]
+    whole = dlpar.launch(experiment.replace(delays="none", cluster={"threads": 1})).wait()
+    assert run.curve["loss"].tolist() == whole.curve["loss"].tolist()
+    ends = [State.read(shard(each.path, 300, 0)).tensors for each in (run, whole)]
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
     assert_nothing_is_left(nodes, run)
 
 
