@@ -40,8 +40,7 @@ def _described(folder: Path) -> str:
     """Describe a job in words."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         e = json.loads((folder / "experiment.json").read_bytes())
-        what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
-        if folder.name.startswith("spmd-"):
-            what = "a function of hers"
+        trains = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
+        what = "a function of hers" if folder.name.startswith("spmd-") else trains
         return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}"
     return "a job"

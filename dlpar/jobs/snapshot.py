@@ -14,7 +14,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,11 +124,6 @@ class State:
         tensors: dict[str, Tensor] = {}
         return cls({name: taken(thing, name, tensors) for name, thing in parts.items()}, tensors, own, done)
 
-    def restore(self, name: str, thing: Any) -> None:
-        """Restore an object's state, if it was among the parts."""
-        if name in self.tree:
-            put(self.tree[name], thing, self.tensors)
-
     def common(self) -> State:
         """Return the common state of equal replicas: weights and the scheme's state."""
         tree = {name: self.tree[name] for name in ("part", "sync")}
@@ -212,16 +207,15 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
     raise BadExperiment(f"run: got {folder.name}, allowed is a run with a snapshot ({why})")
 
 
-def check(folder: Path, step: int, experiment: Experiment) -> int:
+def check(folder: Path, step: int, e: Experiment) -> int:
     """Return the number of workers in a snapshot; `ValueError` if it is torn, or fits another run."""
     try:
         manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
         of, workers, shards = manifest["of"], int(manifest["workers"]), list(map(int, manifest["shards"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"its manifest cannot be read ({error})") from None
-    if of != identity(experiment):
-        raise ValueError(f"it is of {of}, and the run is {identity(experiment)}")
-    e = experiment
+    if of != identity(e):
+        raise ValueError(f"it is of {of}, and the run is {identity(e)}")
     whole = e.split.kind != "data" or e.compression.codec != "none" or e.averaging.method != "none"
     if workers != e.workers and whole:
         why = "only ranks that hold a whole replica each, without codec and averaging, can be more or fewer"
@@ -406,26 +400,26 @@ class Keeper(comm.Keeper):
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
         self.state = state or attempt.state(folder, experiment, rank)
         self.shards = sorted({holder(experiment, each) for each in range(experiment.members)})
-        self.every = experiment.snapshot.every if rank in self.shards else 0
+        self.every = experiment.snapshot.every
         self.resumed, self.orders = self.state is not None, orders
         self.own = self.state.own if self.state else 0
         self.done = state.done if state else attempt.step
         self.parts: dict[str, Any] = {}
         self._last = self.done  # number of global steps when the last snapshot was due
-        self._writing: Future | None = None
+        self._copied = self._writing = None  # the last copy and its step, before and while it is written
 
     def hold(self, **parts: Any) -> None:
         """Add objects to this rank's state; in a resumed run, restore their state."""
         self.parts |= parts
-        if self.state:
-            for name, thing in parts.items():
-                self.state.restore(name, thing)
+        for name in parts.keys() & (self.state.tree if self.state else ()):
+            put(self.state.tree[name], parts[name], self.state.tensors)
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
         """Die or take a snapshot, if due after `done` global steps, `own` of them by this rank.
 
         The last step's snapshot is taken `at_end`, when all ranks have the final weights.
         """
+        self._submit()
         self.own, self.done = own, done
         self.orders.hear(self.record, self.parts.get("delays"))
         self.orders.after(done, self.record)
@@ -433,11 +427,13 @@ class Keeper(comm.Keeper):
         if not is_due or (done >= self.experiment.steps and not at_end):
             return
         self._last = done
-        self.close()  # at most one copy waits in memory
-        with self.record.span("snapshot"):
-            state = State.of(self.parts, own, done)
-        step = done // self.every * self.every
-        self._writing = _writer.submit(self._write, state, step)
+        self.record.flush()
+        if at_end and len(self.shards) < self.experiment.members:
+            self.record.comm.barrier()
+        if self.rank in self.shards:
+            self.close()  # at most one copy waits in memory
+            with self.record.span("snapshot"):
+                self._copied = State.of(self.parts, own, done), done // self.every * self.every
 
     @property
     def is_whole(self) -> bool:
@@ -453,12 +449,18 @@ class Keeper(comm.Keeper):
 
     def close(self) -> None:
         """Wait for the pending snapshot, and record it; a failed snapshot does not stop training."""
+        self._submit()
         if self._writing is not None:
             done, self._writing = self._writing, None
             try:
                 self.record.event("snapshot", **done.result())
             except OSError as error:
                 self.record.event("no snapshot", reason=str(error))
+
+    def _submit(self) -> None:
+        """Begin to write the last copy, a step later: now all ranks have recorded the steps in it."""
+        if self._copied:
+            self._writing, self._copied = _writer.submit(self._write, *self._copied), None
 
     def _write(self, state: State, step: int) -> dict[str, Any]:
         path = shard(self.folder, step, self.rank)

@@ -1,11 +1,16 @@
 """Snapshots: a run that is resumed goes on as if it had never stopped, and nothing that is torn is used."""
 
 import json
+import os
 import random
+import signal
+import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
+from conftest import eventually
 
 import dlpar
 from dlpar.config.schema import BadExperiment
@@ -247,26 +252,92 @@ def test_a_set_without_its_last_shard_is_no_snapshot_and_older_ones_go(tmp_path)
     ]
 
 
-@pytest.mark.slow
-def test_a_killed_job_is_resumed_in_its_folder(tmp_path):
-    slow = {"kind": "constant", "delay_ms": 30.0}
-    experiment = trained(cluster={"world": "real"}, workers=2, steps=80, delays=slow)
-    whole = dlpar.launch(experiment.replace(delays="none")).wait()
-    job = dlpar.launch(experiment)
-    job.wait_steps(random.randrange(9, 40))
+KILLS = int(os.environ.get("DLPAR_KILLS", "1"))
+"""Jobs that :func:`test_a_killed_job_is_resumed_in_its_folder` kills, over all schemes and splits in turns."""
+
+LONG = 120
+
+
+def is_writing(run):
+    return list((run.path / "snapshots").glob("step-*/*.part"))
+
+
+def lacks_its_manifest(run):
+    """Whether all shards of a snapshot are there, and its manifest is not."""
+    names = [os.listdir(step) for step in (run.path / "snapshots").glob("step-*")]
+    most = max((sum(name.endswith("safetensors") for name in found) for found in names), default=0)
+    return any(len(found) >= most and "COMMITTED.json" not in found for found in names)
+
+
+MOMENTS = {
+    "at any time": None,
+    "while a shard is written": is_writing,
+    "before the manifest": lacks_its_manifest,
+}
+VICTIMS = ("a rank", "all ranks", "the launcher")
+
+
+def kill(job, moment, victim):
+    """Kill a job at a random moment after its first snapshot."""
+    eventually(lambda: job.run.snapshots, 60, "there is a snapshot")
     with pytest.raises(BadExperiment, match="which still goes on"):
         dlpar.resume(job.run)
-    job.kill(random.randrange(2))
-    with pytest.raises(dlpar.JobFailed, match="killed by SIGKILL"):
+    pids = [int(pid) for pid in job.run.ranks["pid"]]
+    time.sleep(random.uniform(0.0, 0.2))
+    deadline = time.monotonic() + 5
+    with suppress(FileNotFoundError):  # an old snapshot has gone: it is a random moment, too
+        while MOMENTS[moment] and not MOMENTS[moment](job.run) and time.monotonic() < deadline:
+            pass
+    if victim == "the launcher":
+        job._guardian.kill()
+    for pid in {"a rank": random.sample(pids, 1), "all ranks": pids}.get(victim, ()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+CASES = [(name, changes, True) for name, changes in SYNCHRONOUS.items()]
+CASES += [(name, changes, False) for name, changes in FREE.items()]
+CASES = [(*CASES[n % len(CASES)], n) for n in range(KILLS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes, bsp, number", [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
+    slow = {"kind": "exponential", "delay_ms": 10.0}
+    usual = {"cluster": "real", "steps": LONG, "evaluate_every": 24, "snapshot": {"every": 8}, "delays": slow}
+    experiment = trained(**{**usual, **changes})
+    whole = dlpar.launch(experiment.replace(delays="none")).wait() if bsp else None
+    job = dlpar.launch(experiment)
+    moment, victim = [*MOMENTS][number % 3], VICTIMS[number // 3 % 3]
+    kill(job, moment, victim)
+    with pytest.raises(dlpar.JobFailed):
         job.wait()
-    resumed = dlpar.resume(job.run).wait()
-    assert resumed.path == job.folder and resumed.status == "done"
-    assert resumed.curve["loss"].tolist() == whole.curve["loss"].tolist()
-    assert all(map(torch.equal, weights(resumed, 80), weights(whole, 80)))
-    assert list(resumed.attempts["status"]) == ["failed", "done"]
-    assert resumed.steps[["rank", "step"]].duplicated().sum() == 0
+    eventually(lambda: not job.run.live, 20, "the guardian has ended after its launcher")
+    newest, earlier = (
+        job.run.snapshots[0],
+        {path.name: path.read_bytes() for path in job.folder.glob("rank-*.jsonl")},
+    )
+    run = dlpar.resume(job.run).wait()
+    assert run.path == job.folder and run.status == "done"
+    assert run.curve["step"].tolist() == list(range(LONG)) and run.attempts["first"].tolist() == [0, newest]
+    kept = [(run.path / name).read_bytes() for name in attempts_in(run.path)[0] if name.startswith("rank")]
+    assert sorted(kept) == sorted(earlier.values())  # nothing recorded is lost
+    if whole:
+        assert run.curve["loss"].tolist() == whole.curve["loss"].tolist()
+        ends = [states(each, LONG) for each in (run, whole)]
+        assert ends[0].keys() == ends[1].keys() and all(map(torch.equal, *(end.values() for end in ends)))
+        assert run.steps[["rank", "step"]].duplicated().sum() == 0
     with pytest.raises(BadExperiment, match="which is done"):
-        dlpar.resume(resumed)
+        dlpar.resume(run)
+
+
+def states(run, step):
+    """Every tensor in the shards of a snapshot, without the old centre, of no use after the last step."""
+    paths = sorted(shard(run.path, step, 0).parent.glob("*.safetensors"))
+    found = {(path.name, name): t for path in paths for name, t in State.read(path).tensors.items()}
+    return {key: t for key, t in found.items() if key[1] != "sync.agreed"}
 
 
 @pytest.mark.parametrize(
