@@ -85,7 +85,7 @@ class Progress:
             return ""
         # The reader's clock differs from a simulation's clock.
         is_simulated = self.experiment.cluster.world == "simulated"
-        spent = time.monotonic() - self._began if is_simulated else self.summary.last
+        spent = time.monotonic() - self._began if is_simulated else self.summary.time.last
         return f"{duration(spent / done * (steps - done))} left"
 
     def shares(self) -> dict[int, list[float]]:
@@ -115,8 +115,8 @@ class Progress:
         said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
-        if self.summary.last:
-            said.append(f"{quantity(self.summary.samples / self.summary.last)} samples/s")
+        if self.summary.time.last:
+            said.append(f"{quantity(self.summary.samples / self.summary.time.last)} samples/s")
         if any(self.summary.staleness):
             said.append(f"staleness {ages(distribution(self.summary.staleness))}")
         return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])

@@ -47,10 +47,16 @@ class TimeSpent:
     ----------
     ended : sequence of Ended
         Attempts before the last.
+
+    Attributes
+    ----------
+    first, last : float
+        Start of the first step and end of the last, in seconds of the run; infinite without a step.
     """
 
     def __init__(self, ended: Sequence[Ended] = ()) -> None:
         self._ended = [*ended, (math.nan, dict[int, int]())]
+        self.first, self.last = math.inf, -math.inf
         self._wall, self._seconds = 0.0, Counter[str](dict.fromkeys((*USEFUL, *LOST), 0.0))
         self._stopped = self._over = math.nan  # Unix times of the last step's end and of the attempt's
         self._begin(0)
@@ -81,6 +87,7 @@ class TimeSpent:
         """Take steps of a rank."""
         began = min(s["t"] - s["compute"] - s["comm"] - s["wait"] for s in steps)
         self._first[rank] = min(began, self._first.get(rank, math.inf))
+        self.first, self.last = min(self.first, began), max(self.last, *(s["t"] for s in steps))
         until = self._again.get(rank, min(self._again.values(), default=math.inf))
         for is_again in (False, True):
             own = [step for step in steps if (step["step"] >= until) == is_again]

@@ -66,6 +66,7 @@ class Guardian:
         (self.folder / "reserve.stack").write_bytes(bytes(1 << 14))
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe
         self.outcome: diagnosis.Outcome | None = None
+        self.killed = set[int | None]()  # ranks, on request
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
         self.began, self.mode = spec["launched"], "cold"
@@ -109,6 +110,8 @@ class Guardian:
 
     def end(self, status: str, reason: str, rank: int | None = None) -> None:
         """Decide how the job ends; the first decision holds."""
+        if rank in self.killed:
+            reason = reason.replace("(perhaps memory ran out)", "on request")
         self.outcome = self.outcome or diagnosis.Outcome(status, reason, rank)
 
     # -- hearing ---------------------------------------------------------
@@ -142,6 +145,7 @@ class Guardian:
         pids = diagnosis.pids_of(self.folder)
         own = [pid for pid in diagnosis.still_ranks(pids) if pids[pid] == rank]
         self.write(k="order", at=time.time(), rank=rank, die=die, stall=stall)
+        self.killed |= {rank} if die else set()
         processes.kill(own, signal.SIGKILL if die else signal.SIGSTOP)
         threading.Timer(stall, processes.kill, (own, signal.SIGCONT)).start()
 

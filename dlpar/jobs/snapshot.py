@@ -331,10 +331,6 @@ def written() -> None:
     _writer.submit(lambda: None).result()
 
 
-ORDERED = {"die", "factor", "stall"}
-"""Orders to a running rank: its death, a factor of its computing time, seconds without work."""
-
-
 class Orders(Death):
     """Death of a rank on request, and orders to the rank while it runs.
 
@@ -361,7 +357,7 @@ class Orders(Death):
                 self._factor = order.get("factor", self._factor)
                 if delays and "stall" in order:
                     delays.change(stall=order["stall"])
-                record.event("ordered", **{what: order[what] for what in ORDERED & order.keys()})
+                record.event("ordered", **{k: v for k, v in order.items() if k not in ("k", "rank")})
         if delays and self._factor not in (None, delays.factor):  # also for new delays after another's death
             delays.change(self._factor)
 

@@ -69,7 +69,7 @@ class Summary:
         self.samples = self.bytes = self.lead = 0
         self.seconds = dict.fromkeys(("compute", "comm", "wait"), 0.0)
         self.staleness: Counter[int] = Counter()
-        self.first, self.last, self.slip = math.inf, -math.inf, None
+        self.slip: float | None = None
         self.reached: dict[str, float] = {}
         self.chosen: dict[str, Any] = {}
         self.steps, self.time = GlobalSteps(workers - backup, runs_free), TimeSpent()
@@ -127,9 +127,6 @@ class Summary:
         self.staleness.update([step["staleness"] for step in steps])
         for part, seconds in self.seconds.items():
             self.seconds[part] = sum([step[part] for step in steps], seconds)
-        began = min([step["t"] - step["compute"] - step["comm"] - step["wait"] for step in steps])
-        self.first = min(self.first, began)
-        self.last = max(self.last, max([step["t"] for step in steps]))
 
     def _sent(self, numbers: list[int | None]) -> None:
         # A library that moves the data does not report how much.
@@ -142,7 +139,7 @@ class Summary:
         It has ``chosen`` only if the scheme made a choice.
         """
         self.steps.ready(ended=True)
-        elapsed = max(0.0, self.last - self.first)  # without a step, 0
+        elapsed = max(0.0, self.time.last - self.time.first)  # without a step, 0
         samples = self.steps.samples if self.steps.attempt else self.samples  # no repeated steps
         wall, spent, _ = self.time.result()
         loss = self.steps.last.loss if self.steps.last else None

@@ -98,6 +98,13 @@ def test_a_rank_that_is_killed_dies_after_its_step_in_other_worlds(world):
         job.wait(30)
 
 
+def test_a_job_that_ends_with_a_rank_killed_by_hand_says_so():
+    job = begun("real")
+    job.kill(1)
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
+        job.wait(30)
+
+
 def test_what_no_rank_can_do_is_refused_in_a_sentence():
     job = begun("real", sync={"scheme": "ps"})
     for order, said in (
