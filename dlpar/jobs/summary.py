@@ -65,11 +65,10 @@ class Summary:
     ) -> None:
         self.run, self.workers = run, workers
         self.lead_bound, self.counts_lead = lead_bound, counts_lead
-        self.clock, self.launch_s, self.accuracy = "wall", None, None
+        self.clock, self.launch_s, self.accuracy, self.slip = "wall", None, None, None
         self.samples = self.bytes = self.lead = 0
         self.seconds = dict.fromkeys(("compute", "comm", "wait"), 0.0)
         self.staleness: Counter[int] = Counter()
-        self.slip: float | None = None
         self.reached: dict[str, float] = {}
         self.chosen: dict[str, Any] = {}
         self.steps, self.time = GlobalSteps(workers - backup, runs_free), TimeSpent()
@@ -112,12 +111,11 @@ class Summary:
             self.time.header(rank, record)
         elif kind == "event":
             self.time.event(record)
-        if kind == "event" and record.get("launch_s") is not None:
-            self.launch_s = record["launch_s"]
-        elif kind == "event" and record["name"] == "chosen":
-            self.chosen = {name: record[name] for name in CHOICES if name in record}
-        elif kind == "event" and record["name"] == "served":
-            self._sent([record.get("bytes", 0)])
+            self.launch_s = record.get("launch_s") or self.launch_s
+            if record["name"] == "chosen":
+                self.chosen = {name: record[name] for name in CHOICES if name in record}
+            elif record["name"] == "served":
+                self._sent([record.get("bytes", 0)])
 
     def _count(self, steps: list[dict[str, Any]]) -> None:
         """Add many steps at once, which is several times quicker than adding them one by one."""
