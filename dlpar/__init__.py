@@ -1,4 +1,4 @@
-"""dlpar, a lab for parallel and distributed deep learning.
+"""A lab for parallel and distributed deep learning.
 
 This module has the names that a notebook needs.  Each name is loaded at its first use, so ``import dlpar`` is
 quick and loads no torch.

@@ -1,1 +1,1 @@
-"""Tools for a class: a JupyterHub, and release and grading of exercises."""
+"""Tools for a class: a JupyterHub, and the release and grading of exercises."""

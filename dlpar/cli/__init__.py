@@ -1,4 +1,4 @@
-"""The command line: ``dlpar run``, ``dlpar sweep`` and the other `COMMANDS`.
+"""Command line: ``dlpar run``, ``dlpar sweep`` and the other `COMMANDS`.
 
 Only the typed command's module is imported, so that help and refusals come at once.  Exit status:
 0 done, 1 failed, 2 a bad request, 128 + the signal's number when stopped.
@@ -47,15 +47,15 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 class BadRequest(ValueError):
-    """An impossible request; the message is one sentence with the flag, its value and the allowed values."""
+    """Impossible request. The message is one sentence with the flag, its value and the allowed values."""
 
 
 class Failed(RuntimeError):
-    """A command that cannot do its work here; the message says why."""
+    """Failure of a command to do its work here. The message gives the reason."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run ``dlpar``; returns the exit status.
+    """Run ``dlpar`` and return the exit status.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def _end(status: int, said: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Return text of a run with escapes instead of terminal control characters."""
+    """Escape the terminal control characters in a run's text."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
@@ -116,7 +116,7 @@ def _program(first: str) -> typer.Typer:
 
 
 def _about(command: Callable[..., int]) -> tuple[str, dict[str, tuple[str, str]]]:
-    """Parse a command's docstring: the text, and for each parameter the word for its value and its help."""
+    """Parse a command's docstring: the text, and each parameter's value word and help."""
     text, _, section = inspect.getdoc(command).partition("\n\nParameters\n----------\n")
     found = re.findall(r"^(\w+) : (.+)\n((?: +.+\n?)+)", section, re.M)
     return text, {name: (word, " ".join(lines.split())) for name, word, lines in found}
@@ -162,7 +162,10 @@ def _whole(version: Annotated[bool, VERSION] = False) -> None:
 
 
 def _complaint(error: Any, name: str) -> str:
-    """Say what is wrong with the user's words, and what is allowed; `name` is the command: ``dlpar run``."""
+    """Return what is wrong with the user's words and what is allowed.
+
+    `name` is the command: ``dlpar run``.
+    """
     option = getattr(error, "option_name", None)
     if option is None and error.__cause__ is not None:  # pydantic expected a number
         low, high = error.param.min, error.param.max
@@ -198,7 +201,9 @@ STOPS |= {signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "time limit"}  # Slurm's --si
 
 
 class Stops:
-    """Context that notes the first stop signal, so that no job is left half started; a second one interrupts.
+    """Context that notes the first stop signal, so that no job is left half started.
+
+    A second signal interrupts.
 
     Signals that our parent process had ignored (``nohup``) stay ignored.
 

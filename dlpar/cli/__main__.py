@@ -1,4 +1,4 @@
-"""``python -m dlpar.cli``: the same as ``dlpar``."""
+"""Entry point of ``python -m dlpar.cli``, the same as ``dlpar``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Commands for a class: ``dlpar hub``, ``slots``, ``release`` and ``grade``; see :mod:`dlpar.classroom`."""
+"""Commands for a class: ``dlpar hub``, ``slots``, ``release`` and ``grade``. See :mod:`dlpar.classroom`."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def slots(
 
 
 def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
-    """Keep the slots until a signal comes."""
+    """Keep the slots until a signal arrives."""
     with Stops() as stops:
         try:
             users = tuple(pwd.getpwnam(name.strip()).pw_uid for name in teachers.split(",") if name.strip())
@@ -179,7 +179,7 @@ def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
 
 
 def _keep(keeper: Keeper, until: Callable[[], bool]) -> None:
-    """Serve in a separate process, and start another one if something else ends it."""
+    """Serve in a separate process, and start another process if something else ends it."""
     while not until():
         server = multiprocessing.get_context("fork").Process(target=_served, args=(keeper, os.getpid()))
         server.start()

@@ -1,4 +1,4 @@
-"""``dlpar doctor``: facts about this machine, faults and causes of slowness, and the number of ranks to run.
+"""``dlpar doctor`` reports machine facts, faults, causes of slowness, and the number of ranks to run.
 
     look() ─► Machine (facts) ─► diagnose() ─► findings
                              └─► advise() ─► Advice: ranks, threads, carrier
@@ -143,7 +143,7 @@ class Machine:
 
 
 def look() -> Machine:
-    """Collect the facts; takes a second or two, because two processes are started."""
+    """Collect the facts. This takes a second or two, because two processes are started."""
     starter = None
     try:
         starter = find_starter()
@@ -168,7 +168,7 @@ _TRY = "from dlpar.worlds.devices import trial; print(next(filter(None, map(tria
 
 
 def gpu_problem(number: int) -> str:
-    """Compute on each of so many GPUs, as a rank first does; return the first problem, if any."""
+    """Compute on each of so many GPUs as a rank first does. Return the first problem, if any."""
     command = [sys.executable, "-c", _TRY.format(number)]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=TRY)
@@ -178,7 +178,10 @@ def gpu_problem(number: int) -> str:
 
 
 def torch_cuda() -> bool | None:
-    """Return whether torch was built for NVIDIA GPUs, from its files without an import; None without torch."""
+    """Return whether torch was built for NVIDIA GPUs, or None without torch.
+
+    The answer comes from torch's files, without an import.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -195,7 +198,7 @@ print("met", world.size, flush=True)
 
 
 def meet(starter: Starter) -> str:
-    """Connect two processes that this mpiexec starts; return the problem, if any."""
+    """Connect two processes that this mpiexec starts. Return the problem, if any."""
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-c", _MEET])
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
@@ -222,7 +225,7 @@ def meet(starter: Starter) -> str:
 
 
 class Finding(NamedTuple):
-    """One sentence about one subject.
+    """Statement about one subject, in one sentence.
 
     Attributes
     ----------
@@ -315,7 +318,7 @@ def _shared_memory(m: Machine) -> Finding:
 
 
 class Advice(NamedTuple):
-    """Choices that fit a machine, and the reasons.
+    """Choices that fit a machine, with reasons.
 
     Attributes
     ----------

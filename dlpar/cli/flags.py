@@ -1,4 +1,4 @@
-"""Command-line flags from the experiment's schema, and flags from an experiment.
+"""Conversion between an experiment's schema or values and command-line flags.
 
 Fields of parts are flat flags: ``--width`` is ``model.width``.  The title of a part's head field names its
 flag: ``--sync ring`` is ``sync.scheme``.  A part of several kinds, which differ in their heads, gives one
@@ -34,7 +34,7 @@ OWN_PANEL = "Training"
 
 @dataclass(frozen=True)
 class Flag:
-    """One field of the schema on the command line.
+    """Command-line flag of one field of the schema.
 
     Attributes
     ----------
@@ -58,12 +58,12 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """Name of the field in messages of the schema: ``model.width``."""
+        """Name of the field in the schema's messages, such as ``model.width``."""
         return ".".join(self.path)
 
     @property
     def parameter(self) -> str:
-        """Python parameter of the flag: ``model_width``."""
+        """Python parameter of the flag, such as ``model_width``."""
         return "_".join(self.path)
 
     @property
@@ -73,7 +73,7 @@ class Flag:
 
     @property
     def has_commas(self) -> bool:
-        """Return whether the flag's value is a list with commas."""
+        """Return whether the flag's value is a comma-separated list."""
         return typing.get_origin(unwrap(self.field.annotation)) in (dict, tuple)
 
     @property
@@ -86,7 +86,7 @@ class Flag:
 
 @cache
 def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
-    """Return all flags of a schema, in the order of fields; no two have the same spelling."""
+    """Return all flags of a schema, in the order of fields. No two flags have the same spelling."""
     found: list[Flag] = []
     for name, field in schema.model_fields.items():
         parts = [kind for kind in kinds(field) if kind.listed]
@@ -98,7 +98,10 @@ def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
 
 
 def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
-    """Return the flags of one part: the head, then the fields of each kind; a shared field is one flag."""
+    """Return the flags of one part: the head, then the fields of each kind.
+
+    A field that kinds share gives one flag.
+    """
     head = several[0].head()
     heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
     every = tuple(value for kind in several for value in heads[kind])
@@ -120,7 +123,9 @@ def _spelled(name: str) -> str:
 
 
 def parameters(several: bool = False) -> list[Parameter]:
-    """Return parameters by which typer offers every flag; with `several`, a flag may be repeated.
+    """Return the parameters with which typer offers every flag.
+
+    With `several`, a flag may be repeated.
 
     Values stay text, because only the schema knows the allowed values.
     """
@@ -148,7 +153,7 @@ def _panel(flag: Flag) -> str:
 
 
 def _help(flag: Flag) -> str:
-    """Return description, allowed values and default."""
+    """Return the description, the allowed values and the default."""
     parts = [(flag.field.description or "").strip().rstrip(".")]
     if not flag.is_switch and not flag.allowed.startswith("text"):
         parts.append(f"{flag.allowed[0].upper()}{flag.allowed[1:]}")
@@ -170,7 +175,9 @@ def _placeholder(flag: Flag) -> str:
 
 
 def fields_in(file: str | None) -> dict[str, Any]:
-    """Read the fields in the file of ``--experiment`` or in standard input; none if no file was named.
+    """Read the fields from the file of ``--experiment`` or from standard input.
+
+    Return no fields if no file was named.
 
     Raises
     ------
@@ -219,7 +226,10 @@ def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Expe
 
 
 def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, Any]:
-    """Return the mapping in `fields` for a flag's part, with its head set; the head's flag comes first."""
+    """Return the mapping in `fields` for a flag's part, with its head set.
+
+    The head's flag comes first.
+    """
     part = flag.path[0]
     field = Experiment.model_fields[part]
     head = next((each for each in flags() if each.is_head and each.path[0] == part), None)
@@ -240,7 +250,10 @@ def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, An
 
 
 def _value(flag: Flag, text: str) -> Any:
-    """Convert text to a number if the field is a number, so that a message shows the number as typed."""
+    """Convert text to a number if the field is a number.
+
+    A message then shows the number as typed.
+    """
     if text == "" and is_optional(flag.field.annotation):
         return None
     named = choices(flag.field)
@@ -252,7 +265,7 @@ def _value(flag: Flag, text: str) -> Any:
 
 
 def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
-    """Replace names of fields in a schema's message with flags; with `named`, replace only these."""
+    """Replace names of fields in a schema's message with flags. With `named`, replace only these."""
     named = flags() if named is None else tuple(named)
     # The flag of a whole part has the name of its head.
     spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}
@@ -266,7 +279,7 @@ def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
 
 @contextmanager
 def named_as_flags() -> Iterator[None]:
-    """Raise `BadExperiment` errors of the block again, with fields named as flags."""
+    """Raise `BadExperiment` errors of the block again, with flags instead of field names."""
     try:
         yield
     except BadExperiment as error:
@@ -274,7 +287,9 @@ def named_as_flags() -> Iterator[None]:
 
 
 def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experiment]) -> None:
-    """List typed flags without effect on any experiment, on standard error; a sweep often has some.
+    """Name the typed flags that affect no experiment, on standard error.
+
+    A sweep often has such flags.
 
     Exempt are threads, which change the time of a simulation, and a sweep's platform, for which it predicts.
     """
@@ -294,7 +309,7 @@ def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experim
 
 
 def to_flags(experiment: Experiment) -> list[str]:
-    """Return the arguments of ``dlpar run`` that give this experiment again, without defaults.
+    """Return the arguments of ``dlpar run`` that reproduce this experiment, without defaults.
 
     >>> to_flags(Experiment(workers=2, sync={"overlap": True}))
     ['--workers', '2', '--overlap']
@@ -320,7 +335,7 @@ def _value_at(experiment: Experiment, path: str, absent: Any = None) -> Any:
 
 
 def _written(value: Any) -> str:
-    """Return a value as typed; floats have the fewest digits that restore them."""
+    """Return a value as typed. Floats have the fewest digits that restore them."""
     if isinstance(value, dict):
         return ",".join(f"{key}={_written(number)}" for key, number in value.items())
     if isinstance(value, tuple):

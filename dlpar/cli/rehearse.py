@@ -1,4 +1,4 @@
-"""``dlpar rehearse``: run every preset of the labs before a class does."""
+"""``dlpar rehearse`` runs every preset of the labs before a class does."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def slow(results: Sequence[Result]) -> list[str]:
 
 
 def machine_lacks() -> Iterator[Finding]:
-    """Return faults that the doctor finds, and parts that a class may miss; takes a second or two."""
+    """Return faults that the doctor finds and components that a class may miss.
+
+    This takes a second or two.
+    """
     yield from (finding for finding in diagnose(look()) if finding.level != GOOD)
     if missing := [name for name in NOTEBOOK if find_spec(name) is None]:
         yield Finding(BROKEN, "notebook", f"{', '.join(missing)}: not installed", "pip install '.[lab]'")

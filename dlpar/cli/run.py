@@ -1,4 +1,4 @@
-"""``dlpar run`` and ``dlpar resume``: start, follow and stop a job, and report its end."""
+"""``dlpar run`` and ``dlpar resume`` start a job, follow it, stop it on request, and report its end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def resume(
 
 
 def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
-    """Start a job, follow it, and report its end; return the exit status."""
+    """Start a job, follow it, report its end, and return the exit status."""
     from dlpar.cli.runs import print_outcome
     from dlpar.cli.terminal import follow
     from dlpar.jobs.launch import JobFailed

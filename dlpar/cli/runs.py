@@ -1,4 +1,4 @@
-"""``dlpar runs`` and ``dlpar show``: a list of the runs on this machine, and one run."""
+"""``dlpar runs`` lists the runs on this machine. ``dlpar show`` shows one run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 2
 
 
 def _print_runs(listed: list[dict[str, Any]]) -> None:
-    """Print a table with the settings in which runs differ, and common settings below."""
+    """Print a table of the settings that differ between runs. Common settings follow below."""
     names = dict.fromkeys((*MAIN, *(flag.spelling[2:] for flag in flags.flags())))
     values = {name: [row[name] for row in listed if name in row] for name in names}
     differ = [name for name, found in values.items() if len(set(map(str, found))) > 1]
@@ -71,7 +71,7 @@ def _print_runs(listed: list[dict[str, Any]]) -> None:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """Return one run for the list, with settings by flag name; read no record of a step."""
+    """Return one run for the list, with settings by flag name. Read no step records."""
     row: dict[str, Any] = {"run": run.id} | dict.fromkeys(("when", "status", *FIGURES))
     written, summary = run.path / "experiment.json", run.path / "summary.json"
     try:
@@ -133,7 +133,7 @@ def show(
 
 
 def found(which: str | None) -> Run:
-    """Find the run that the user means; its experiment must be readable."""
+    """Find the run that the user means. Its experiment must be readable."""
     if which is None:
         raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
     try:
@@ -147,14 +147,17 @@ def found(which: str | None) -> Run:
 
 
 def command(run: Run) -> str:
-    """Return the command that repeats a run; a scheme typed in a notebook can only run there."""
+    """Return the command that repeats a run.
+
+    A scheme that was typed in a notebook can only run there.
+    """
     if not run.experiment.sync.listed:
         return f"in a notebook: Experiment(sync={run.experiment.sync})"
     return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
 
 
 def print_outcome(run: Run, *more: tuple[str, str]) -> None:
-    """Print the figures and the folder of a run."""
+    """Print the figures and folder of a run."""
     print_pairs([*figures(run), *more, ("kept in", str(run.path))])
 
 
@@ -177,7 +180,7 @@ def _print_run(run: Run) -> None:
 
 
 def figures(run: Run) -> list[tuple[str, str]]:
-    """Return a run's summary as labels and words."""
+    """Return a run's summary as pairs of label and text."""
     size = sum(file.lstat().st_size for file in run.path.glob("rank-*.jsonl"))
     if size > SUMMED_UP and not (run.path / "summary.json").exists():
         return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json sums them up")]

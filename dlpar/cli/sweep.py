@@ -1,4 +1,4 @@
-"""``dlpar sweep``: run a grid of experiments, and show one table and one figure."""
+"""``dlpar sweep`` runs a grid of experiments and shows one table and one figure."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def _words(values: dict[str, str | None]) -> str:
 
 
 def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = None) -> list[Asked]:
-    """Return every combination of the typed values, in the schema's order; numbers of workers vary fastest.
+    """Return every combination of the typed values, in the schema's order.
+
+    The number of workers varies fastest.
 
     Parameters
     ----------
@@ -168,7 +170,7 @@ def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = 
 
 
 def _values(flag: Flag, typed: list[Any] | None) -> list[Any]:
-    """Return the values in a flag's typed words, each once."""
+    """Return the distinct values in a flag's typed words."""
     if not typed or flag.is_switch:
         return list(dict.fromkeys(typed or []))
     between = ";" if flag.has_commas else ","
@@ -184,7 +186,7 @@ def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]
 
 
 def _line(message: str, where: list[str]) -> str:
-    """Return one complaint with the combinations that it concerns."""
+    """Return one complaint with the combinations that cause it."""
     said = textwrap.shorten("; ".join(filter(None, where)), width=500, placeholder=" and more")
     return f"{message} ({said})" if said else message
 
@@ -193,7 +195,10 @@ def _line(message: str, where: list[str]) -> str:
 
 
 def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return a mapping of figures for each experiment: seconds, shares, samples/s; None if there is no figure."""
+    """Return a mapping of figures for each experiment: seconds, shares and samples/s.
+
+    A missing figure is None.
+    """
     measured = gains([o.experiment for o in outcomes], [o.samples_per_s for o in outcomes])
     return [
         {
@@ -224,7 +229,10 @@ def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
 
 
 def throughputs(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw each experiment's throughput as a bar, faint if simulated, with a stroke for the closed form."""
+    """Draw each experiment's throughput as a bar, which is faint if simulated.
+
+    A stroke marks the closed form.
+    """
     from dlpar.lab import theme  # these load plotly and pandas
     from dlpar.lab.figure import captioned, stacked
     from dlpar.lab.labels import labels, scheme
@@ -247,7 +255,7 @@ def throughputs(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
-    """Write the figure, its sentence and its numbers as a self-contained page."""
+    """Write the figure, its caption and its numbers as a self-contained page."""
     from dlpar.lab.figure import caption  # these load plotly and pandas
     from dlpar.lab.figure import table as numbers
     from dlpar.lab.figures.scaling import curves, draw

@@ -1,4 +1,4 @@
-"""``dlpar systems``: published systems, and their figures compared with runs here."""
+"""``dlpar systems`` lists published systems and compares their figures with runs here."""
 
 from __future__ import annotations
 

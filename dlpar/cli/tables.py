@@ -1,4 +1,4 @@
-"""Tables for the terminal: rows under heads, and labels beside words."""
+"""Tables for the terminal: rows under column heads, and pairs of label and text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
 
 
 def console() -> Console:
-    """Return a console with colours in a terminal only, and lines of any length elsewhere."""
+    """Return a console that uses colours in a terminal only and never wraps lines elsewhere."""
     found = Console(highlight=False, markup=False, emoji=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=200)
 
 
 def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Return rows as a table without lines, with numbers aligned right.
+    """Return rows as a table without rules. Numbers are aligned right.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) ->
 
 
 def cell(name: str, value: Any) -> str | Text:
-    """Format a value for a table, by the value's name."""
+    """Format a value for a table according to the value's name."""
     if value is None:
         return NONE
     if name == "status":
@@ -65,7 +65,7 @@ def ages(staleness: Mapping[str, Any]) -> str:
 
 
 def print_pairs(pairs: list[tuple[str, str]]) -> None:
-    """Print labels and words, one pair a line."""
+    """Print pairs of label and text, one pair a line."""
     wide = max(len(label) for label, _ in pairs)
     for label, text in pairs:
         print(f"{label:{wide}}  {printable(str(text))}")

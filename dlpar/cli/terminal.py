@@ -47,7 +47,7 @@ COLOURS = tuple(PHASES[phase].colour for phase in SECONDS.values())
 
 
 class Progress:
-    """State of a run, from records in any order; memory does not grow with the run."""
+    """State of a run, from records in any order. Memory does not grow with the run."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -60,7 +60,10 @@ class Progress:
         self._began = time.monotonic()
 
     def take(self, records: list[tuple[str, Record]], ended: bool = False) -> None:
-        """Take the new records from a :class:`~dlpar.jobs.tail.Tail`; `ended`: these records are the last."""
+        """Take the new records from a :class:`~dlpar.jobs.tail.Tail`.
+
+        If `ended` is true, these records are the last.
+        """
         for source, record in records:
             kind = record["k"]
             if kind == "queued":
@@ -79,7 +82,10 @@ class Progress:
 
     @property
     def time_left(self) -> str:
-        """Return the time to the last step at the present pace; empty before the first step and at the end."""
+        """Return the time to the last step at the present pace.
+
+        The text is empty before the first step and at the end.
+        """
         done, steps = self.summary.steps.done, self.experiment.steps
         if not 0 < done < steps:
             return ""
@@ -89,12 +95,12 @@ class Progress:
         return f"{duration(spent / done * (steps - done))} left"
 
     def shares(self) -> dict[int, list[float]]:
-        """Return the shares of computing, communicating and waiting in each rank's last steps."""
+        """Return the shares of computation, communication and waiting in each rank's last steps."""
         sums = {rank: [sum(part) for part in zip(*self._seconds[rank])] for rank in sorted(self._seconds)}
         return {rank: [part / (sum(parts) or 1.0) for part in parts] for rank, parts in sums.items()}
 
     def curve(self, signs: str) -> str:
-        """Return the loss after each part of the run as one of `signs`; the first sign is the lowest."""
+        """Return the loss after each part of the run as one of `signs`. The first sign is the lowest."""
         low, most = min(self.losses, default=0.0), max(self.losses, default=0.0)
         unit = (most - low) / (len(signs) - 1) or 1.0
         return "".join(signs[round((loss - low) / unit)] for loss in self.losses)
@@ -122,7 +128,7 @@ class Progress:
         return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])
 
     def step_of(self) -> str:
-        """Return the finished and total steps."""
+        """Return the number of finished steps and of all steps."""
         return f"step {self.summary.steps.done:,} of {self.experiment.steps:,}"
 
 
@@ -141,7 +147,7 @@ class View:
         self._said = self.progress.step_of()
 
     def look(self, last: bool = False) -> None:
-        """Show new records if a drawing is due; `last`: the job has ended."""
+        """Show new records if a drawing is due. If `last` is true, the job has ended."""
         now = time.monotonic()
         if now - self._looked < (DRAW_EVERY if self.live else LINE_EVERY) and not last:
             return
@@ -185,7 +191,7 @@ class View:
         return table(heads, rows)
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
-        """Draw shares of a whole as `width` characters, which differ not only in colour."""
+        """Draw shares of a whole as `width` characters. The characters differ in more than colour."""
         text, drawn, reached = Text(), 0, 0.0
         for share, sign, colour in zip(shares, self._bars, COLOURS):
             reached += share
@@ -195,7 +201,7 @@ class View:
 
 
 def follow(job: Job, stops: Stops, silent: bool) -> None:
-    """Show a job until its end, unless `silent`; end the job when asked."""
+    """Show a job until its end, unless `silent`. End the job on request."""
     view = None if silent else View(job.run, Console())
     with (view and view.live) or nullcontext():
         while not job.ended and stops.asked is None:

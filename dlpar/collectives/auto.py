@@ -1,4 +1,4 @@
-"""Choice of the quickest all-reduce for a size, a number of ranks and a link, as in MPI and NCCL.
+"""Choice of the fastest all-reduce for a size, a number of ranks and a link, as in MPI and NCCL.
 
 Source: Thakur, Rabenseifner and Gropp (IJHPCA 2005), sections 3 to 5.
 """
@@ -21,13 +21,19 @@ Count = tuple[float, float, float, float]
 
 
 def _tree(n: int) -> list[Count]:
-    """Count a binomial tree; if N is not a power of two, some messages queue at a parent."""
+    """Count a binomial tree's steps and bytes.
+
+    If N is not a power of two, some messages queue at a parent.
+    """
     latencies, tensors = 2 * (n.bit_length() - 1), 2 * (n - 1).bit_length()
     return [(latencies, tensors, 0, tensors - latencies)]
 
 
 def _folded(n: int) -> list[Count]:
-    """Count halving and doubling, where ranks beyond a power of two hand over their tensor and get the sum."""
+    """Count the steps and bytes of halving and doubling.
+
+    Ranks beyond a power of two hand over their tensor and get the sum.
+    """
     rounds, folds = n.bit_length() - 1, n & (n - 1) > 0
     return [(2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0)]
 
@@ -51,7 +57,7 @@ class Speed(NamedTuple):
 
 
 def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
-    """Return the name of the algorithm in `FORMS` that is quickest for a tensor of this many bytes."""
+    """Return the algorithm in `FORMS` that is fastest for a tensor of this many bytes."""
     costs = speed.latency, nbytes * speed.byte, nbytes * speed.byte_across, speed.overhead
 
     def seconds(name: str) -> float:
@@ -61,7 +67,9 @@ def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
 
 
 def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
-    """Time messages of 1 and of `length` elements between the first and the last rank, then by all; collective.
+    """Time messages of 1 and of `length` elements.
+
+    First the first and the last rank exchange them, then all ranks. Collective.
 
     Nodes hold consecutive ranks.  To cross nodes, each rank sends to the rank N/2 places away.  So the ranks
     of a node share its port.
@@ -98,5 +106,5 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
 
 
 def quickest_allreduce(comm: Comm, tensor: torch.Tensor, speed: Speed) -> None:
-    """Sum `tensor`, shape (n,), over all ranks, in place, with the algorithm expected to be quickest."""
+    """Sum `tensor`, shape (n,), over all ranks in place, with the algorithm that should be fastest."""
     ALLREDUCE[quickest(comm.size, tensor.nbytes, speed)](comm, tensor)

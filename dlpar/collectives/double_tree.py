@@ -1,4 +1,4 @@
-"""Double binary tree: about a ring's bytes, and a tree's latency.
+"""Double binary tree: an all-reduce with about a ring's bytes and a tree's latency.
 
 Each of two trees carries half of the tensor, in pieces pipelined up and then down.  An inner rank of one tree
 is a leaf of the other.  So its port sends and receives about as much as in a ring.  Sources: Sanders, Speck
@@ -26,7 +26,10 @@ AHEAD = 4
 
 
 def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
-    """Sum `tensor`, shape (n,), over all ranks, in place; each rank sends at most about twice its bytes."""
+    """Sum `tensor`, shape (n,), over all ranks in place.
+
+    Each rank sends at most about twice the tensor's bytes.
+    """
     count = pieces_of(len(tensor))
     halves = [half.tensor_split(count) for half in tensor.tensor_split(2)]
     families = [family(comm.rank, comm.size, tree) for tree in (0, 1)]
@@ -63,7 +66,7 @@ def pieces_of(elements: int) -> int:
 
 
 def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
-    """Return the parent (None for the root) and the children of a rank with a shifted place in a tree."""
+    """Return the parent (None for the root) and the children of a rank at a shifted place in a tree."""
     place = (rank + shift) % ranks
     near = {place + way * 2**k for k in range(ranks.bit_length()) for way in (-1, 1)}
     children = sorted(p for p in near if 0 < p < ranks and _parent(p, ranks) == place)
@@ -72,7 +75,10 @@ def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
 
 
 def _parent(place: int, places: int) -> int:
-    """Return the parent of a place in a tree with places in order from left to right, leaves odd."""
+    """Return the parent of a place in a tree.
+
+    Places are numbered from left to right, and leaves are odd.
+    """
     bit = place & -place
     above = (place ^ bit) | bit << 1
     return above if above < places else place ^ bit

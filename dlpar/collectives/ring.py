@@ -1,4 +1,4 @@
-"""All-reduces in which each rank sums a part of the tensor: a ring, and recursive halving and doubling.
+"""All-reduces in which each rank sums one part of the tensor: ring, and recursive halving and doubling.
 
 In a ring all ranks send to their right neighbours and receive from their left neighbours at once (Patarasuk
 and Yuan,
@@ -46,7 +46,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
 
 
 def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
-    """Leave the sum of chunk ``rank + 1`` (mod N) of N on each rank, and partial sums in other chunks.
+    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank. Other chunks hold partial sums.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
 
 
 def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
-    """Pass each rank's finished chunk ``rank + 1`` (mod N) round the ring, until all ranks hold all chunks.
+    """Pass each rank's finished chunk ``rank + 1`` (mod N) round the ring until all ranks hold all chunks.
 
     Parameters
     ----------
@@ -89,12 +89,12 @@ def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = No
 
 
 def own_chunk(comm: Comm) -> int:
-    """Return the number of this rank's chunk of N after a reduce-scatter: rank + 1 (mod N)."""
+    """Return the index of this rank's chunk of N after a reduce-scatter: rank + 1 (mod N)."""
     return (comm.rank + 1) % comm.size
 
 
 def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
-    """Add the tensors that these ranks send to `tensor`, in place, in this order."""
+    """Add the tensors that these ranks send to `tensor`, in place and in this order."""
     arriving = comm.empty(len(tensor), tensor.dtype)
     for source in sources:
         comm.recv(arriving, source, tag=0)
@@ -130,7 +130,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Reduce-scatter, and return for each round the half this rank kept and the half it sent."""
+    """Reduce-scatter. Return for each round the half that this rank kept and the half that it sent."""
     me, distance, segment = ranks.index(comm.rank), len(ranks), tensor
     arriving = comm.empty(-(-len(tensor) // 2), tensor.dtype)
     rounds = []
@@ -147,7 +147,7 @@ def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[tor
 
 
 def _double(comm: Comm, rounds: list[tuple[torch.Tensor, torch.Tensor]], ranks: list[int]) -> None:
-    """All-gather in reverse rounds: a rank sends its finished half and gets the other finished half."""
+    """All-gather in reverse rounds. A rank sends its finished half and receives the other finished half."""
     me = ranks.index(comm.rank)
     for i, (kept, given) in enumerate(reversed(rounds)):
         peer = ranks[me ^ (1 << i)]
@@ -160,10 +160,10 @@ def library_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
+    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, like the ring (MPI_Reduce_scatter)."""
     comm.reduce_scatter([*chunks[1:], chunks[0]])  # the library leaves chunk i on rank i: chunk 1 comes first
 
 
 def library_allgather(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Copy chunk ``rank + 1`` (mod N) of every rank to all ranks, as the ring does (MPI_Allgatherv)."""
+    """Copy chunk ``rank + 1`` (mod N) of every rank to all ranks, like the ring (MPI_Allgatherv)."""
     comm.allgather([*chunks[1:], chunks[0]])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
-    """Sum `tensor` over all ranks, in place on `root`; other ranks' tensors do not change.
+    """Sum `tensor` over all ranks, in place on `root`. Other ranks' tensors do not change.
 
     Every rank but the root sends one message. The root adds these in the order of `ranks`, so a repeated run
     is bit-identical.
@@ -45,7 +45,7 @@ def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = 
 
 
 def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
-    """Copy `root`'s `tensor` to all ranks: the root sends N-1 messages, one after the other.
+    """Copy `root`'s `tensor` to all ranks. The root sends N-1 messages, one after the other.
 
     Parameters
     ----------
@@ -107,7 +107,9 @@ def hierarchical_allreduce(comm: Comm, tensor: torch.Tensor, group: int = 2) -> 
 
 
 def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Sum `tensor` over all ranks, in place on `root`, in ceil(log2 N) rounds; the others hold partial sums.
+    """Sum `tensor` over all ranks in place on `root`, in ceil(log2 N) rounds.
+
+    The other ranks hold partial sums.
 
     Every rank but the root sends one message.
 
@@ -132,7 +134,7 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 
 
 def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds: :func:`tree_reduce` in reverse.
+    """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds, as :func:`tree_reduce` in reverse.
 
     In every round each rank with the tensor sends it to a rank that lacks it.
 
@@ -154,7 +156,7 @@ def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 
 
 def _family(comm: Comm, root: int) -> tuple[int | None, list[int]]:
-    """Return this rank's parent in a binomial tree, None for the root, and its children, nearest first."""
+    """Return this rank's parent in a binomial tree (None for the root) and its children, nearest first."""
     me, size = _counted_from(root, comm), comm.size
     reach = me & -me or size  # the distance to the parent; the distances to children are smaller
     children = [me + 2**k for k in range(size.bit_length()) if 2**k < reach and me + 2**k < size]
@@ -207,7 +209,7 @@ def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int = 0) -> None:
-    """Sum `tensor` over all ranks, in place on `root`, as Spark does; the others hold partial sums.
+    """Sum `tensor` over all ranks, in place on `root`, as Spark does. The others hold partial sums.
 
     Partial sum i of P goes to number ``i % (P // scale)``, level by level, while this is quicker than sending
     all P to the root.  Every rank but the root sends one message at any depth.  The depth changes only the
@@ -250,7 +252,7 @@ def levels(size: int, depth: int) -> list[tuple[int, int]]:
 
 
 def _counted_from(root: int, comm: Comm) -> int:
-    """Return this rank's number, counted from `root` as number 0."""
+    """Return this rank's number, counted from `root`, which is number 0."""
     if not 0 <= root < comm.size:
         raise ValueError(f"root: got {root}, allowed is a rank from 0 to {comm.size - 1}")
     return (comm.rank - root) % comm.size

@@ -1,4 +1,4 @@
-"""Communication between ranks: the interface, and ghosts, which are sizes without data."""
+"""Communication between ranks: the interface, and ghosts, which have a size but no data."""
 
 from dlpar.comm.base import ANY, Arrival, Comm, Keeper, Packet, Recorder, Request, World, wait_all
 

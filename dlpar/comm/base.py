@@ -22,7 +22,7 @@ Collective = Callable[["Comm", torch.Tensor], Any]
 
 
 class Arrival(NamedTuple):
-    """A received message: its source, its tag and its bytes."""
+    """Received message: its source, its tag and its bytes."""
 
     source: int
     tag: int
@@ -30,10 +30,10 @@ class Arrival(NamedTuple):
 
 
 class Request(Protocol):
-    """A communication under way."""
+    """Pending communication."""
 
     def wait(self) -> Any:
-        """Block until the communication is complete; for an `irecv`, return its :class:`Arrival`."""
+        """Block until the communication is complete. For an `irecv`, return its :class:`Arrival`."""
 
     def test(self) -> bool:
         """Return whether the communication is complete.
@@ -50,14 +50,14 @@ def wait_all(requests: list[Request]) -> None:
 
 
 class Counter(Protocol):
-    """A number that all ranks increment together."""
+    """Number that all ranks increment together."""
 
     def take(self) -> int:
-        """Return the present number, from 0, and increment it, so that no two calls return the same number."""
+        """Return the present number, from 0, and increment it. No two calls return the same number."""
 
 
 class Packet:
-    """A message of numbers with a few integers as its head, sent and received in one piece.
+    """Message of numbers with a header of a few integers, sent and received in one piece.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Traffic:
                 self.messages += 1
 
     def hidden(self) -> None:
-        """Note that a library moved an unknown amount of data."""
+        """Record that a library moved an unknown amount of data."""
         self.bytes = self.messages = None
 
     def waiting(self, blocked: Callable[[], T]) -> T:
@@ -119,7 +119,9 @@ class Traffic:
                 self._waited += self._now() - since
 
     def waits_of_device(self) -> Callable[[], float]:
-        """Take the GPU's waits, not the host's, since the last call; the returned call gives their seconds.
+        """Take the GPU's waits, not the host's, since the last call.
+
+        The returned function gives their seconds.
 
         Call it once the GPU has done these waits.
         """
@@ -142,7 +144,10 @@ class Traffic:
 
 
 class DeviceLock:
-    """A lock between threads with a CUDA stream each, released when the GPU has finished the locked work."""
+    """Lock between threads with a CUDA stream each.
+
+    The lock is released when the GPU has finished the locked work.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._lock = device, threading.Lock()
@@ -192,11 +197,11 @@ class World:
         self.device, self.carrier, self.native = device, carrier, carrier in ("nccl", "gloo")
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Make a read-only object that is equal on all ranks; a simulated world makes it once per name."""
+        """Make a read-only object that is equal on all ranks. A simulated world makes one object per name."""
         return make()
 
     def build(self, make: Callable[[], T]) -> T:
-        """Make this rank's own model; if no numbers are computed, all ranks share one outline."""
+        """Make this rank's own model. If no numbers are computed, all ranks share one outline."""
         return make()
 
     def backward(
@@ -219,7 +224,7 @@ class World:
         call()
 
     def new_step(self, step: int) -> None:
-        """Begin a training step; worlds with random computing times draw this rank's time."""
+        """Begin a training step. Worlds with random computing times draw this rank's time."""
 
     def pause(self, seconds: float) -> None:
         """Let time pass on this rank's clock, as if the rank were computing."""
@@ -227,19 +232,22 @@ class World:
             threading.Event().wait(seconds)
 
     def settle(self) -> None:
-        """Wait until this rank's GPU has finished its queue, before a time is read."""
+        """Wait until this rank's GPU has finished its queue. Call this before a time is read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def before_death(self, why: str) -> None:
-        """Prepare for the SIGKILL of this rank on request; a rank of a shared process ends here, by an error."""
+        """Prepare for the SIGKILL of this rank on request.
+
+        A rank of a shared process ends here by an error.
+        """
 
     def is_death(self, error: BaseException) -> bool:
         """Return whether an error reports the death of another rank in this rank's groups."""
         return False
 
     def survivors(self, comm: Comm) -> Comm:
-        """Form a group of the surviving ranks of `comm`, in their order; all survivors call this."""
+        """Form a group of the surviving ranks of `comm` in their order. All survivors call this."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:
@@ -251,15 +259,15 @@ class World:
         return {}
 
     def while_asleep(self, call: Callable[[], None]) -> None:
-        """Repeat `call` during long sleeps, in worlds whose ranks sleep."""
+        """Repeat `call` during long sleeps in worlds whose ranks sleep."""
 
     def lock(self) -> AbstractContextManager:
-        """Return a lock between the two activities of one rank."""
+        """Return a lock between a rank's two activities."""
         return DeviceLock(self.device) if self.device.type == "cuda" else threading.Lock()
 
 
 class Comm(ABC):
-    """A group of ranks, seen from one of them.
+    """Group of ranks, seen from one of them.
 
     Attributes
     ----------
@@ -280,11 +288,14 @@ class Comm(ABC):
     world: World
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        """Send a tensor of any dtype, layout and size; above the eager limit, block until `dest` receives it."""
+        """Send a tensor of any dtype, layout and size.
+
+        Above the eager limit, block until `dest` receives the tensor.
+        """
         self.isend(tensor, dest, tag).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Receive a message into a tensor with enough room, and block until the message has arrived.
+        """Receive a message into a tensor with enough room. Block until the message has arrived.
 
         A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI.  With such a carrier, a receive
         on its device names a source and tag 0, or a tag above 0; others raise `ValueError`.  An untagged message
@@ -294,16 +305,16 @@ class Comm(ABC):
 
     @abstractmethod
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
-        """Start a send; the tensor must not change before ``wait()``."""
+        """Start a send. The tensor must not change before ``wait()``."""
 
     @abstractmethod
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
-        """Start a receive; the tensor holds the message after ``wait()``."""
+        """Start a receive. The tensor holds the message after ``wait()``."""
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        """Send and receive at once, as a ring must: two blocking sends would deadlock."""
+        """Send and receive at once, as a ring must. Two blocking sends would deadlock."""
         sending = self.isend(tensor, dest, tag)
         arrival = self.recv(into, source, tag)
         sending.wait()
@@ -311,7 +322,7 @@ class Comm(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return once every rank has called."""
+        """Block until every rank has called."""
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Comm:
@@ -327,7 +338,10 @@ class Comm(ABC):
 
     @abstractmethod
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Sum over all ranks in place at `root` with the library; other ranks' tensors are undefined (MPI_Reduce)."""
+        """Sum over all ranks in place at `root` with the library (MPI_Reduce).
+
+        Other ranks' tensors are undefined.
+        """
 
     @abstractmethod
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -343,11 +357,14 @@ class Comm(ABC):
 
     @abstractmethod
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        """Gather each rank's picklable object in a list at `root`; None elsewhere.  For control, not for data."""
+        """Gather each rank's picklable object in a list at `root`. Return None elsewhere.
+
+        For control, not for data.
+        """
 
     @abstractmethod
     def broadcast(self, thing: Any, root: int = 0) -> Any:
-        """Broadcast `root`'s picklable object to every rank.  For control, not for data."""
+        """Broadcast `root`'s picklable object to every rank. For control, not for data."""
 
     @abstractmethod
     def now(self) -> float:
@@ -362,18 +379,18 @@ class Comm(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free shared memory and counters, and end activities started by :meth:`start`; collective."""
+        """Free shared memory and counters, and end activities started by :meth:`start`. Collective."""
 
     @abstractmethod
     def counter(self) -> Counter:
-        """Make a counter shared by all ranks of the group, on one machine or more; collective."""
+        """Make a counter shared by all ranks of the group, on one machine or more. Collective."""
 
     def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
-        """Allocate a message of `length` numbers with a head; see :class:`Packet`."""
+        """Allocate a message of `length` numbers with a header. See :class:`Packet`."""
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
-        """Do `work`; worlds with a logical or virtual clock charge its FLOPs, `cost`."""
+        """Execute `work`. Worlds with a logical or virtual clock charge `cost`, its FLOPs."""
         return work()
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -382,7 +399,7 @@ class Comm(ABC):
 
 
 class Recorder(Protocol):
-    """Record of a rank, which :class:`dlpar.jobs.record.Recorder` writes to the run folder."""
+    """Recorder of a rank. :class:`dlpar.jobs.record.Recorder` writes to the run folder."""
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> AbstractContextManager[None]:
         """Time a phase of a step: ``forward``, ``backward``, ``communicate``, ``update`` …"""
@@ -404,7 +421,7 @@ class Recorder(Protocol):
 
 
 class Keeper:
-    """Interface that keeps a rank's state; :class:`dlpar.jobs.snapshot.Keeper` also writes snapshots.
+    """Interface that keeps a rank's state. :class:`dlpar.jobs.snapshot.Keeper` also writes snapshots.
 
     An object names the attributes that are its state: ``kept = ("weights", "optimizer")``.
 
@@ -421,10 +438,10 @@ class Keeper:
     every, own, done, resumed = 0, 0, 0, False
 
     def hold(self, **parts: Any) -> None:
-        """Add objects to this rank's state; in a resumed run, restore their state."""
+        """Add objects to this rank's state. In a resumed run, restore their state."""
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
-        """Take a snapshot if one is due after `done` global steps; this rank did `own` of them."""
+        """Take a snapshot if one is due after `done` global steps. This rank did `own` of them."""
 
 
 def check_peer(comm: Comm, peer: int, what: str) -> None:
@@ -434,7 +451,7 @@ def check_peer(comm: Comm, peer: int, what: str) -> None:
 
 
 def fill(into: torch.Tensor, payload: torch.Tensor, nbytes: int) -> None:
-    """Copy the first bytes of a payload to a tensor, which keeps its other values."""
+    """Copy the first bytes of a payload to a tensor. The tensor keeps its other values."""
     into = into.detach()
     if nbytes < into.nbytes or (payload.dtype, payload.shape) != (into.dtype, into.shape):
         whole = into.contiguous()
@@ -446,6 +463,6 @@ def fill(into: torch.Tensor, payload: torch.Tensor, nbytes: int) -> None:
 
 
 def too_long(room: int, source: int, tag: int, nbytes: int, rank: int | None = None) -> ValueError:
-    """Make the error for a message longer than its receiver's tensor, in bytes."""
+    """Make the error for a message that is longer than its receiver's tensor, in bytes."""
     has = "there is" if rank is None else f"rank {rank} has"
     return ValueError(f"recv: {has} room for {room:,} bytes, but rank {source} sent {nbytes:,} (tag {tag})")

@@ -1,4 +1,4 @@
-"""Ghosts: tensors without numbers, which can be cut and sent but take no memory.
+"""Ghosts: tensors without data, which can be cut and sent but take no memory.
 
 If messages carry sizes only, buffers are ghosts.  Rank code slices, counts and sends ghosts as it does
 tensors.
@@ -18,7 +18,7 @@ NO_MEMORY = torch.UntypedStorage(0)
 
 
 class Ghost:
-    """A one-dimensional tensor without data; arithmetic does nothing, and every single number is NaN.
+    """One-dimensional tensor without data. Arithmetic does nothing, and every single number is NaN.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ NUMBER = Ghost(1)
 
 
 class GhostPacket(Packet):
-    """A packet whose head is real and whose body is a ghost."""
+    """Packet with a real header and a ghost as its body."""
 
     def __init__(self, length: int, dtype: torch.dtype) -> None:
         self.head = torch.zeros(self.HEAD, dtype=torch.int64)
@@ -163,7 +163,7 @@ class Parameter(Ghost):
 
 
 class Workload(Protocol):
-    """A big model as a list of layers, described by :class:`dlpar.worlds.platforms.Workload`."""
+    """Large model as a list of layers, described by :class:`dlpar.worlds.platforms.Workload`."""
 
     layers: tuple[Any, ...]
     itemsize: int

@@ -1,4 +1,4 @@
-"""Gradient compression: codecs, error feedback for their losses, and exchanges that use both."""
+"""Gradient compression: codecs, error feedback for their errors, and exchanges that use both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs that turn a flat float tensor into fewer bytes, of a size known in advance, and back.
+"""Codecs that encode a flat float tensor in fewer bytes, and decode it. The size is known in advance.
 
 A codec has no state; :class:`~dlpar.compression.codecs.ErrorFeedback` keeps its errors.
 """
@@ -17,18 +17,18 @@ from dlpar.config import parts
 
 
 class Codec(ABC):
-    """Calls that all codecs have."""
+    """Interface of all codecs."""
 
     @abstractmethod
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """Return the bytes on the wire for a tensor of shape (n,)."""
+        """Return the encoded size of a tensor of shape (n,), in bytes."""
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> Tensor:
         """Encode a float tensor of shape (n,) as a wire: uint8, shape (``nbytes(n, dtype)``,)."""
 
     def decode(self, wire: Tensor, into: Tensor) -> Tensor:
-        """Decode a wire into `into`, of shape (n,) and the encoded tensor's dtype, and return `into`.
+        """Decode a wire into `into`, of shape (n,) and the encoded tensor's dtype. Return `into`.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class Codec(ABC):
 
 
 class OneBit(Codec):
-    """One bit per value (its sign), and two means: of the negative values and of the others.
+    """Codec that sends one bit per value (its sign) and two means: of the negative values and of the others.
 
     So decoding keeps the mean of the values.  A wire holds the two means in the
     tensor's own dtype, then 8 signs a byte: ``2 itemsize + ceil(n / 8)`` bytes.
@@ -82,7 +82,7 @@ class OneBit(Codec):
 
 
 class TopK(Codec):
-    """Values of largest magnitude and their indices; all other values become 0.
+    """Codec that sends the values of largest magnitude and their indices. All other values become 0.
 
     A wire holds k values in the tensor's own dtype, then k indices of 4 bytes,
     ``k = max(1, ceil(keep n))``.
@@ -108,7 +108,7 @@ class TopK(Codec):
         self.keep = keep
 
     def count(self, n: int) -> int:
-        """Return k: the number of values sent out of n."""
+        """Return k, the number of values sent out of n."""
         return min(n, max(1, math.ceil(self.keep * n)))
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
@@ -126,7 +126,7 @@ class TopK(Codec):
 
 
 class Half(Codec):
-    """Values in 16 bits each: 2 n bytes.
+    """Codec that sends each value in 16 bits, 2 n bytes in total.
 
     Values beyond the format's range are sent as its largest value.  With error feedback the remainder follows
     in later steps.
@@ -168,7 +168,7 @@ def register(name: str, make: Callable[[float], Codec]) -> None:
 
 
 def codec(name: str, keep: float = 0.01) -> Codec:
-    """Make the codec called `name`.
+    """Make the codec with this `name`.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def codec(name: str, keep: float = 0.01) -> Codec:
 
 
 def codec_of(compression: parts.Compression) -> Codec | None:
-    """Make an experiment's codec, or None without compression."""
+    """Make an experiment's codec. Return None without compression."""
     return None if compression.codec == "none" else codec(compression.codec, compression.keep)
 
 
@@ -198,7 +198,7 @@ def _places(like: Tensor) -> Tensor:
 
 
 class ErrorFeedback:
-    """A codec with a memory of its errors, for one place that repeatedly sends tensors of one length.
+    """Codec that remembers its errors, for one place that repeatedly sends tensors of one length.
 
     Parameters
     ----------

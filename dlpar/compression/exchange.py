@@ -20,7 +20,7 @@ Key = tuple[int, int, int]
 
 
 class Memories:
-    """Error feedbacks of one codec, each made at the first use of its key."""
+    """Error-feedback memories of one codec, each made at the first use of its key."""
 
     kept = ("residuals",)
 
@@ -33,7 +33,7 @@ class Memories:
 
     @property
     def residuals(self) -> dict[Key, Tensor | None]:
-        """Residuals not yet delivered, by key."""
+        """Return the residuals not yet delivered, by key."""
         return {key: memory.residual for key, memory in self._of.items()}
 
     @residuals.setter
@@ -42,7 +42,7 @@ class Memories:
 
 
 class CompressedAllreduce:
-    """An all-reduce of compressed tensors, with error feedback.
+    """All-reduce of compressed tensors with error feedback.
 
     Each rank owns one of N slices.  It sends each slice as a code to its owner.  The owner decodes and adds
     the codes, encodes the sum, and sends this code to all.  A sender remembers the error of each slice, and
@@ -102,7 +102,7 @@ class CompressedAllreduce:
 
 
 class LossyComm:
-    """A communicator whose float tensors travel as a codec's bytes, with error feedback at the sender.
+    """Communicator that sends float tensors as a codec's bytes, with error feedback at the sender.
 
     The inner communicator handles all other calls and tensors.  A sender has one memory for each
     (destination, tag, length).  Use each of these for tensors of one meaning only.  Each hop of an all-reduce
@@ -153,17 +153,17 @@ class LossyComm:
         return LossyComm(self.inner.split(color, key), self.codec, self.exact)
 
     def _around(self, comm: Comm) -> LossyComm:
-        """Wrap another carrier between the same ranks, with the same memories."""
+        """Wrap another communicator of the same ranks, with the same memories."""
         other = LossyComm(comm, self.codec, self.exact)
         other.memories = self.memories
         return other
 
     def _lossy(self, tensor: Tensor) -> int:
-        """Count the first elements of a tensor that are encoded."""
+        """Count the leading elements of a tensor that are encoded."""
         return max(0, tensor.numel() - self.exact) if tensor.is_floating_point() else 0
 
     def _room(self, tensor: Tensor) -> Tensor:
-        """Return a buffer for a tensor's wire, or the tensor itself if nothing is encoded."""
+        """Return a buffer for a tensor's wire. Return the tensor itself if nothing is encoded."""
         lossy = self._lossy(tensor)
         if not lossy:
             return tensor
@@ -202,7 +202,7 @@ class LossyComm:
 
 
 class _Receiving:
-    """A receive under way, decoded when complete."""
+    """Pending receive that decodes its message when complete."""
 
     def __init__(self, comm: LossyComm, wire: Tensor, into: Tensor, request: Request) -> None:
         self._comm, self._wire, self._into, self._request = comm, wire, into, request

@@ -21,7 +21,7 @@ from dlpar.config.experiment import Experiment
 
 
 def are_shorter(rows: int, inputs: int, outputs: int, ranks: int) -> bool:
-    """Return whether a rank sends fewer numbers with factors than with a ring all-reduce.
+    """Return whether a rank sends fewer elements with factors than with a ring all-reduce.
 
     A rank passes on the factors of N - 1 ranks: ``(N-1) · rows · (in + out)`` numbers.  In an all-reduce it
     sends ``2 (N-1)/N · out · (in + 1)``. `rows` is each rank's number of samples, times the positions of a
@@ -88,7 +88,9 @@ class Factors:
 
 @dataclass
 class FactorCode(Codec):
-    """Codec of factors for a server, which computes its range of the gradient from a push of `rows`.
+    """Codec of factors for a server.
+
+    The server computes its range of the gradient from a push of `rows`.
 
     A bucket is a layer's bias, then its weight.  The server's range is number `part` of `parts`.
     """

@@ -1,4 +1,4 @@
-"""The experiment to run, its parts, and the rules that they must satisfy.
+"""Experiment to run, its parts, and the rules that they must satisfy.
 
     experiment.py ─► parts.py, sync.py, split.py (fields, capabilities, rules of each part)
          └─► rules.py (tables of allowed combinations) ─► schema.py (every message, flag and control)

@@ -17,7 +17,10 @@ from dlpar.config.user_code import as_part
 
 
 def _any_of(kinds: list[Any]) -> Any:
-    """Return the type of a part with several kinds, by default the first; a bare word names a kind."""
+    """Return the type of a part with several kinds.
+
+    The first kind is the default, and a bare word names a kind.
+    """
     head = kinds[0].head()
 
     def spelled_out(value: Any) -> Any:
@@ -116,7 +119,7 @@ class Experiment(Part):
 
     @property
     def spare_ranks(self) -> int:
-        """Number of ranks, after all others, that wait to take the place of a rank that dies."""
+        """Number of spare ranks, after all others. A spare rank waits to replace a rank that dies."""
         return self.deaths.spares if self.deaths.on_death == "spare" else 0
 
     @property
@@ -169,17 +172,17 @@ class Experiment(Part):
 
     @property
     def batch_parts(self) -> int:
-        """Number of equal parts of a batch; the smallest share of a replica is about one part."""
+        """Number of equal parts of a batch. The smallest share of a replica is about one part."""
         n = self.replicas
         return n * (n + 1) // 2 if self.shards == "uneven" else n  # uneven shares are 1, 2, ..., n parts
 
     def local_batch(self, replica: int) -> int:
-        """Return the samples of `replica` (0-based) in every step; the first replicas take the remainder."""
+        """Return the samples of `replica` (0-based) in every step. The first replicas take the remainder."""
         share, rest = divmod(self.global_batch, self.replicas - self.backup)
         return share + (replica < rest)
 
     def replace(self, **changes: Any) -> Experiment:
-        """Return a validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
+        """Return a validated copy. A part is changed field by field: ``replace(model={"width": 64})``."""
         fields = self.model_dump()
         for name, value in changes.items():
             before = fields.get(name)
@@ -192,12 +195,12 @@ class Experiment(Part):
         return Experiment(**fields)
 
     def to_json(self) -> str:
-        """Return the experiment as indented JSON, which :meth:`from_json` reads back unchanged."""
+        """Return the experiment as indented JSON. :meth:`from_json` reads it back unchanged."""
         return self.model_dump_json(indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Experiment:
-        """Read what :meth:`to_json` wrote; raises `BadExperiment` like the constructor."""
+        """Read the JSON of :meth:`to_json`. Raises `BadExperiment` like the constructor."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -235,7 +238,7 @@ def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, 
 
 
 def register(kind: type[SyncPart]) -> None:
-    """Add a scheme that experiments can name; its part's ``implementation`` says where the scheme is."""
+    """Add a scheme that experiments can name. Its part's ``implementation`` says where the scheme is."""
     SCHEMES.append(kind)
     Experiment.model_fields["sync"].annotation = Union[tuple(SCHEMES)]  # type: ignore[assignment]
     Experiment.model_rebuild(force=True)

@@ -48,7 +48,7 @@ class Data(Part):
     """Characters of a docstrings sample that the transformer sees."""
 
     def path(self) -> Path | None:
-        """Folder with the data set's files, ``folder`` or ``$DLPAR_DATA``; None if it needs no files.
+        """Folder with the data set's files: ``folder`` or ``$DLPAR_DATA``. None if it needs no files.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class Compression(Part):
 
 
 def _by_rank(value: Any) -> Any:
-    """Return ``"1=4.0,2=2"`` as ``{1: 4.0, 2: 2.0}``, and leave anything else to pydantic."""
+    """Convert ``"1=4.0,2=2"`` to ``{1: 4.0, 2: 2.0}``, and leave anything else to pydantic."""
     if not isinstance(value, str):
         return value
     pairs = [piece.split("=") for piece in value.split(",") if piece.strip()]

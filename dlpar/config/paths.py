@@ -20,7 +20,7 @@ LARGEST = 1 << 22
 
 
 def read_plain(path: str | os.PathLike, most: int = LARGEST) -> bytes:
-    """Read a file that a user named; raises `OSError` as :func:`open_plain` does."""
+    """Read a file that a user named. Raises `OSError` as :func:`open_plain` does."""
     with open_plain(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
@@ -28,7 +28,7 @@ def read_plain(path: str | os.PathLike, most: int = LARGEST) -> bytes:
 
 
 def open_plain(path: str | os.PathLike) -> BinaryIO:
-    """Open a plain file for reading, without waiting, as a pipe would require.
+    """Open a plain file for reading. Never wait, as a pipe would require.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def runs_folder() -> Path:
 
 
 def runtime_folder() -> Path:
-    """Return the folder for sockets and job folders, on local disk or memory; it is made if missing.
+    """Return the folder for sockets and job folders, on local disk or in memory. Create it if needed.
 
     Raises
     ------
@@ -65,7 +65,10 @@ def runtime_folder() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make `path` with mode 0700, or check that it is our own real folder and close it to others."""
+    """Create `path` with mode 0700.
+
+    If it exists, check that it is our own real folder and close it to others.
+    """
     with suppress(FileExistsError):  # reported below, with advice
         path.mkdir(mode=0o700, parents=True)
     found = path.lstat()

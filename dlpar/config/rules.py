@@ -37,18 +37,18 @@ Complaint = tuple[str, str] | tuple[str, str, object]
 
 
 class PartWithRules(Part):
-    """A kind of part with its own rules."""
+    """Kind of part that has its own rules."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Rows of the table of rules that hold with this part."""
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        """Check numbers of an experiment against this part."""
+        """Check numbers of an experiment against this part's rules."""
         yield from ()
 
 
 class Other(tuple):
-    """All values other than these."""
+    """All values except these."""
 
     def __contains__(self, value: object) -> bool:
         return not super().__contains__(value)
@@ -143,7 +143,7 @@ _ABSENT = object()
 
 
 def _value(e: Experiment, path: str) -> Any:
-    """Return the value of a field or capability, or `absent` if the part's kind does not have it."""
+    """Return the value of a field or capability. Return `absent` if the part's kind does not have it."""
     value: Any = e
     for name in path.split("."):
         value = getattr(value, name, _ABSENT)
@@ -161,7 +161,7 @@ def _named(e: Experiment, path: str) -> str:
 
 
 def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
-    """Check numbers of all ranks of a job together."""
+    """Check the numbers that concern all ranks of a job."""
     world, most, model, averaging = e.cluster.world, MOST[e.cluster.world], e.model, e.averaging
     if e.workers > most:
         yield "workers", f"in the {world} world is at most {most}"

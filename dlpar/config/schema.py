@@ -1,4 +1,4 @@
-"""Turn a pydantic schema into sentences that a student can act on.
+"""Conversion of a pydantic schema into sentences that a student can act on.
 
 Error messages, ``--help`` and the panel's tooltips all describe allowed values by this module.
 """
@@ -25,15 +25,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BadExperiment(ValueError):
-    """An experiment that cannot be run; the message names the field, the value and the allowed values."""
+    """Experiment that cannot be run. The message names the field, the value and the allowed values."""
 
 
 class BadData(ValueError):
-    """Data that cannot be read; the message names the file, the searched folder and the expected form."""
+    """Data that cannot be read. The message names the file, the searched folder and the expected form."""
 
 
 class OneOf:
-    """Mark of a text field that allows the words of a collection; plug-ins may add words.
+    """Mark of a text field that allows the words of a collection. Plug-ins may add words.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Only:
 
 
 class Part(BaseModel):
-    """A frozen piece of an :class:`~dlpar.Experiment`; unknown fields are refused.
+    """Frozen part of an :class:`~dlpar.Experiment`. Unknown fields are refused.
 
     A part may be written as its head field alone: ``sync="ring"`` means
     ``sync={"scheme": "ring"}``.  The head is the first field of the class.
@@ -87,7 +87,7 @@ class Part(BaseModel):
 
     @classmethod
     def head(cls) -> str:
-        """Return the name of the first field, which stands for the whole part."""
+        """Return the name of the first field. This field stands for the whole part."""
         return next(iter(cls.model_fields))
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, fields: Any) -> Any:
-        """Read a bare word as the head; ``workers=True`` becomes a word, which is refused."""
+        """Read a bare word as the head. ``workers=True`` becomes a word, which is refused."""
         if isinstance(fields, str):
             return {cls.head(): fields}
         if not isinstance(fields, dict) or not any(isinstance(value, bool) for value in fields.values()):
@@ -106,7 +106,7 @@ class Part(BaseModel):
 
 
 def load_plugins() -> None:
-    """Import the modules that ``$DLPAR_PLUGINS`` names, separated by commas.
+    """Import the comma-separated modules that ``$DLPAR_PLUGINS`` names.
 
     They add schemes, topologies, codecs or schedules; the processes of a job inherit the variable.
     """
@@ -115,7 +115,7 @@ def load_plugins() -> None:
 
 
 def implementation(part: Part) -> Any:
-    """Import what a part names as its ``implementation``, ``module:name``."""
+    """Import the ``implementation`` that a part names as ``module:name``."""
     module, _, name = part.implementation.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -139,7 +139,7 @@ def is_optional(annotation: Any) -> bool:
 
 
 def choices(field: FieldInfo) -> list[Any]:
-    """Return the values that a ``Literal`` or :class:`OneOf` field allows; None for any other field."""
+    """Return the values that a ``Literal`` or :class:`OneOf` field allows, or None for any other field."""
     for mark in field.metadata:
         if isinstance(mark, OneOf):
             return list(mark.words)
@@ -161,7 +161,7 @@ def _number(value: float) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """Describe the values that a field allows: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
+    """Describe the values that a field allows, as ``one of ring, ps`` or ``a whole number from 1 to 64``."""
     kind, several = unwrap(field.annotation), kinds(field)
     if several:
         fields = several[0].model_fields if len(several) == 1 else [several[0].head(), "its settings"]
@@ -197,7 +197,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def sentence(error: ValidationError, schema: type[Part]) -> str:
-    """Return all complaints of a pydantic error as one line; each names field, value and allowed values."""
+    """Return all complaints of a pydantic error as one line. Each names field, value and allowed values."""
     said = []
     for item in error.errors(include_url=False):
         path, field, owner = _find(schema, item["loc"])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Traits(NamedTuple):
-    """Demands of a pipeline's schedule on the rest of an experiment.
+    """Requirements of a pipeline's schedule on the rest of an experiment.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class SplitPart(PartWithRules):
     kind: str
 
     def axes(self, workers: int) -> dict[str, int]:
-        """Return the number of ranks along each axis of the model; a size of 0 means all workers."""
+        """Return the number of ranks along each axis of the model. A size of 0 means all workers."""
         return {}
 
     def ways(self, workers: int) -> int:
@@ -198,7 +198,10 @@ class TensorSplit(ModelSplit):
 
 
 def most_pieces(data: str, depth: int) -> int:
-    """Return the maximal pieces of one axis of a cnn's images: none empty, halos from neighbours only."""
+    """Return the maximum number of pieces along one axis of a cnn's images.
+
+    No piece may be empty, and halos come from neighbours only.
+    """
     by_depth = MOST_PIECES.get(data, (1,))
     return by_depth[min(depth, len(by_depth)) - 1]
 
@@ -272,7 +275,7 @@ class PipelineSplit(ModelSplit):
 
     @property
     def traits(self) -> Traits:
-        """Return the demands of the schedule on the rest of the experiment."""
+        """Return the schedule's requirements on the rest of the experiment."""
         return SCHEDULES[self.schedule]
 
     def parts(self, workers: int) -> int:
@@ -313,7 +316,10 @@ class PipelineSplit(ModelSplit):
 
 
 def layers_of(e: Experiment) -> int | None:
-    """Count the layers with weights, which a pipeline distributes; None if a workload replaces the model."""
+    """Count the layers with weights, which a pipeline distributes.
+
+    Return None if a workload replaces the model.
+    """
     if e.has_outline:
         return None
     depth = e.model.depth

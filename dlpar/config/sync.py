@@ -56,7 +56,7 @@ class SyncPart(PartWithRules):
 
     @property
     def lead_bound(self) -> int | None:
-        """Return how many clocks a worker may run ahead of the slowest; None if the scheme sets no bound."""
+        """Return how many clocks a worker may lead the slowest, or None if the scheme sets no bound."""
         return 0 if self.counts_lead and not self.runs_free else None
 
     @property
@@ -66,7 +66,7 @@ class SyncPart(PartWithRules):
 
     @property
     def leaf_ranks(self) -> int:
-        """Return the number of leaf servers, after the servers; each serves a group of workers."""
+        """Return the number of leaf servers, after the servers. Each leaf server serves a group of workers."""
         return getattr(self, "groups", 0)
 
     def of_one_part(self, parts: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class ParameterServer(SyncPart):
 
     @property
     def steps_a_fetch(self) -> int:
-        """Return the steps of a worker between two answers of the servers."""
+        """Return a worker's steps between two answers of the servers."""
         return self.fetch_every or self.push_every
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
@@ -232,7 +232,7 @@ class ParameterServer(SyncPart):
 
 
 def _edges(value: Any) -> Any:
-    """Read edges from ``0-1,1-2``, or from a file of edges with a line for each: two worker numbers."""
+    """Read edges from ``0-1,1-2``, or from a file with one edge (two worker numbers) a line."""
     if not isinstance(value, str):
         return value
     pairs = [pair.strip() for pair in value.split(",") if pair.strip()]

@@ -1,4 +1,4 @@
-"""Pack code that a student typed, so that a rank can run it and quote its lines.
+"""Packing of code that a student typed, so that a rank can run it and quote its lines.
 
 The processes that guard a job import this module, so cloudpickle is loaded only when something is packed.
 """
@@ -17,14 +17,17 @@ _BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
 
 
 def is_installed(file: str) -> bool:
-    """Return whether a frame's file belongs to Python, a package or dlpar, unlike a notebook's cell."""
+    """Return whether a frame's file belongs to Python, a package or dlpar.
+
+    A notebook's cell does not.
+    """
     return file.startswith(_BEGINNINGS) or any(
         folder in file for folder in ("/site-packages/", "/dist-packages/")
     )
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:
-    """Pack a function and its arguments, the source lines of the notebook's cells, and the path of modules.
+    """Pack a function and its arguments, the source lines of the notebook's cells, and the module path.
 
     So a function from a file beside the notebook works, too.
     """
@@ -37,7 +40,7 @@ def pack(function: Callable, arguments: tuple = ()) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Callable, tuple]:
-    """Unpack the function and its arguments; tracebacks through it show the cell's own lines."""
+    """Unpack the function and its arguments. Tracebacks through the function show the cell's own lines."""
     import cloudpickle
 
     path, cells, call = cloudpickle.loads(body)
@@ -48,7 +51,7 @@ def unpack(body: bytes) -> tuple[Callable, tuple]:
 
 
 def as_part(scheme: Any) -> Any:
-    """Return a student's scheme as ``sync`` of an experiment; values other than code stay unchanged."""
+    """Return a student's scheme as an experiment's ``sync``. Values other than code stay unchanged."""
     if not callable(scheme):
         return scheme
     name = getattr(scheme, "__name__", type(scheme).__name__)
@@ -56,5 +59,5 @@ def as_part(scheme: Any) -> Any:
 
 
 def from_part(code: str) -> Callable:
-    """Unpack the result of :func:`as_part`.  Only a rank does this, because unpickling runs code."""
+    """Unpack the result of :func:`as_part`. Only a rank does this, because unpickling runs code."""
     return unpack(base64.b64decode(code))[0]

@@ -1,4 +1,4 @@
-"""The course: tables of each lab's runs, the exercises and their judge, the map of labs, and the terms."""
+"""Course: tables of each lab's runs, the exercises and their judge, the map of labs, and the terms."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def platform_file(name: str) -> str:
-    """Return the path of a cluster file of the labs, in `platforms`, for `cluster.platform`."""
+    """Return the path of a labs' cluster file, in `platforms`, for `cluster.platform`."""
     return str(Path(__file__).with_name("platforms") / f"{name}.toml")

@@ -1,4 +1,4 @@
-"""The labs as a course: a map, questions about the prerequisites of each lab, and terms.
+"""Map of the labs as a course, questions about each lab's prerequisites, and terms.
 
 Terms are in English and Chinese. Chinese articles describe the same systems, so a student who reads both
 languages needs the same terms.
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 
 class Lab(NamedTuple):
-    """One lab; `core`: part of a short course.
+    """One lab. If `core` is true, the lab is part of a short course.
 
     `asks` are questions about the prerequisites, `needs`.  Each has a question, choices, the right choice,
     and a reason.
@@ -56,7 +56,7 @@ def labs() -> dict[str, Lab]:
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
-    """Return a table for a notebook; cells are HTML, and the first cell of a row is its head."""
+    """Return a table for a notebook. Cells are HTML, and the first cell of a row is its head."""
     from IPython.display import HTML
 
     left = 'style="text-align:left;white-space:normal"'
@@ -79,14 +79,14 @@ def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> H
 
 
 def deck() -> HTML:
-    """Return the style of slides in JupyterLab's deck mode; elsewhere the notebook stays unchanged."""
+    """Return the style of slides in JupyterLab's deck mode. Elsewhere the notebook stays unchanged."""
     from IPython.display import HTML
 
     return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
 
 
 def course() -> HTML:
-    """Show the labs as a table: minutes, prerequisites, content, and your number of revealed predictions."""
+    """Show the labs as a table: minutes, prerequisites, content, and number of revealed predictions."""
     revealed = Counter(key.partition("-")[0] for key in entries())
     means = "part of the short course"
     star = f' <span title="{means}" aria-label="{means}">★</span>'
@@ -101,7 +101,7 @@ def course() -> HTML:
 
 
 class SelfTest(Page):
-    """Ask a few questions about a lab's prerequisites; the page checks each answer, and stores nothing.
+    """Ask a few questions about a lab's prerequisites. The page checks each answer and stores nothing.
 
     Parameters
     ----------
@@ -130,7 +130,10 @@ self_test = SelfTest
 
 
 class Term(NamedTuple):
-    """A term; a word that is also `everyday` language is explained only where a text emphasises it."""
+    """Term of the course.
+
+    A word that is also `everyday` language is explained only where a text emphasises it.
+    """
 
     name: str
     zh: str
@@ -140,7 +143,7 @@ class Term(NamedTuple):
 
 
 class Tooltips(anywidget.AnyWidget):
-    """Underline each term with dots at its first use, and explain the term on hover, tap or focus.
+    """Underline each term with dots at its first use. Explain it on hover, tap or focus.
 
     The page does all this without the kernel.
     """
@@ -157,12 +160,12 @@ def terms() -> dict[str, Term]:
 
 
 def tooltips() -> Tooltips:
-    """Explain terms in this notebook's text and panels; call it near the top."""
+    """Explain terms in this notebook's text and panels. Call this function near the top."""
     return Tooltips(terms=[entry._asdict() for entry in terms().values()])
 
 
 def glossary() -> HTML:
-    """Show the terms as a table, each with the lab that introduces it."""
+    """Show the terms as a table, and name the lab that introduces each term."""
     zh = '<span lang="zh">{}</span>'.format
     rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in terms().values()]
     return html_table("Terms of the labs", ("term", "中文", "meaning", "lab"), rows)

@@ -1,4 +1,4 @@
-"""Exercises: the students' version of the labs, and grading of their answers; see README.md.
+"""Grading of exercises: the students' version of the labs, and the judge of their answers. See README.md.
 
 labs (masters) ──► release ──► a student's own copy ──┐ only her answers
               └── checks with hidden tests ───────────┴► grade ──► box: a judge isolated with one answer

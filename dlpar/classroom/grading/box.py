@@ -1,4 +1,4 @@
-"""Box in which one answer is judged: only Python, a separate account, no network, and limits.
+"""Sandbox in which one answer is judged: only Python, a separate account, no network, and limits.
 
 A box needs Linux and root, for namespaces of processes, network, mounts and shared memory.  Its files are a few
 read-only folders of this machine: Python, the system's libraries and dlpar.  There are no labs, no submissions and no
@@ -35,7 +35,7 @@ SHUT_IN = Path(__file__).with_name("box.sh").read_text()
 
 
 class CannotGrade(RuntimeError):
-    """Failure to judge answers here as required; the message is one sentence."""
+    """Failure to judge answers here as required. The message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Box:
     memory: float = 2.0
 
     def __post_init__(self) -> None:
-        """Check the machine and the account; raises :class:`CannotGrade`."""
+        """Check the machine and the account. Raises :class:`CannotGrade`."""
         if self.account is not None and (why := _impossible(self.account)):
             raise CannotGrade(
                 f"answers cannot be isolated: {why}. --not-isolated grades without: for answers you have read."
@@ -117,7 +117,7 @@ class Box:
 
 
 def _impossible(account: str) -> str | None:
-    """Return the reason why answers cannot be isolated on this machine; None if they can."""
+    """Return the reason why answers cannot be isolated on this machine, or None if they can."""
     if sys.platform != "linux" or os.getuid() != 0:
         return "that needs root on Linux"
     try:

@@ -1,4 +1,4 @@
-"""Cells: processes in which an answer runs, one for each rank, so that ranks are isolated from each other.
+"""Cells: processes that run an answer, one for each rank, so that ranks are isolated from each other.
 
 A *nursery* forks the cells.  It has loaded Python's packages and the code that the exercise lends.  It never
 reads a check, an input or an answer.  In a box, a cell sees no dlpar, no network, no other process and no
@@ -46,13 +46,13 @@ TOLD = 3_000
 
 
 def run(source: str, file: str, space: dict[str, Any]) -> None:
-    """Run source with the names of `space`; tracebacks quote its lines under the name `file`."""
+    """Run source code with the names of `space`. Tracebacks quote its lines under the name `file`."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), space)
 
 
 def become(account: str) -> None:
-    """Give up root's rights for an account's rights, permanently."""
+    """Drop root privileges permanently and keep only the account's."""
     user, group = map(int, account.split(":"))
     os.setgroups([])
     os.setresgid(group, group, group)
@@ -66,7 +66,7 @@ def _kernel(call: str, *arguments: Any) -> None:
 
 
 def main() -> None:
-    """Open the nursery, then judge; the nursery forks from a process that has not imported the checks."""
+    """Open the nursery, then judge. The nursery forks from a process that has not imported the checks."""
     nursery = open_nursery()
     from dlpar.classroom.grading.judge import main as judge
 
@@ -113,7 +113,7 @@ def open_nursery() -> socket.socket:
 
 
 def _live(handle: int, space: dict[str, Any]) -> NoReturn:
-    """Report the holes of the box, read the answer, and call its functions until the judge has gone."""
+    """Report the box's holes, read the answer, and call its functions until the judge has gone."""
     judge = CellComm.judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     judge.send_bytes(packed(_holes()))
@@ -142,7 +142,7 @@ def packed(message: Any) -> bytes:
 
 
 def _called(answer: str, space: dict, name: str, given: list, named: dict) -> bytes:
-    """Call a function of the answer; return its result or traceback, and the changed arguments."""
+    """Call a function of the answer. Return its result or traceback, and the changed arguments."""
     try:
         if name not in space:
             run(answer, ANSWER, space)
@@ -199,14 +199,17 @@ class CellComm:
 
 
 class Begun(NamedTuple):
-    """A pending communication of the judge, identified by a number; received data goes into a tensor."""
+    """A pending communication of the judge, identified by a number.
+
+    Received data goes into a tensor.
+    """
 
     comm: CellComm
     number: int
     into: torch.Tensor
 
     def wait(self) -> Any:
-        """Block until the communication is complete; a receive copies the message into its tensor."""
+        """Block until the communication is complete. A receive copies the message into its tensor."""
         arrival, message = self.comm.ask("wait", self.number)
         self.into.copy_(message)
         return arrival

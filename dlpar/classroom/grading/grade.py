@@ -1,4 +1,4 @@
-"""Grading of exercises: judge answers in parallel, and keep points and feedback in nbgrader's course.
+"""Grading of exercises: judge answers in parallel, and store points and feedback in nbgrader's course.
 
 A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her
 answer is read from it, and put into the teacher's exercise.  The cells of the exercise carry nbgrader's
@@ -72,17 +72,17 @@ ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
 
 
 class Unreadable(Exception):
-    """A notebook that is missing, damaged or not the student's own; the message is one sentence."""
+    """Notebook that is missing, damaged or not the student's own. The message is one sentence."""
 
 
 def role(cell: NotebookNode) -> str | None:
-    """Return ``"answer"``, ``"check"`` or ``"given"``; None for a cell that is not part of an exercise."""
+    """Return ``"answer"``, ``"check"`` or ``"given"``, or None for a cell that is not part of an exercise."""
     marks = {"answer": is_solution, "check": is_grade, "given": is_locked}
     return next((name for name, is_marked in marks.items() if is_marked(cell)), None)
 
 
 def part(notebook: NotebookNode, wanted: str) -> NotebookNode:
-    """Return the only cell with a role in an exercise."""
+    """Return the only cell that has a role in an exercise."""
     (cell,) = [cell for cell in notebook.cells if role(cell) == wanted]
     return cell
 
@@ -205,7 +205,7 @@ def _owners(where: str, student: str) -> set[int]:
 
 
 def answer_in(cells: list[Any], wanted: str) -> str:
-    """Return the text of the only code cell that is marked as the answer with the grade id `wanted`.
+    """Return the text of the only code cell that is marked as the answer with grade id `wanted`.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def answer_in(cells: list[Any], wanted: str) -> str:
 
 
 class Course:
-    """A folder with nbgrader's course, closed to others.
+    """Folder with nbgrader's course, closed to others.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class Course:
 
     @contextmanager
     def _gradebook(self) -> Iterator[Gradebook]:
-        """Open the gradebook; raises :class:`CannotGrade` if it is damaged or cannot be written."""
+        """Open the gradebook. Raises :class:`CannotGrade` if it is damaged or cannot be written."""
         try:
             with self.nbgrader.gradebook as book:
                 yield book
@@ -266,7 +266,7 @@ class Course:
             raise CannotGrade(f"{self.folder / 'gradebook.db'}: nbgrader cannot use it ({why})") from None
 
     def take(self, masters: list[Path]) -> dict[str, NotebookNode]:
-        """Put the exercises of these masters into the course.
+        """Add the exercises of these masters to the course.
 
         Returns
         -------
@@ -312,7 +312,7 @@ class Course:
         page.write_text(ELSEWHERE.sub("", page.read_text("utf-8")), "utf-8")
 
     def write_grades(self) -> Path:
-        """Write ``grades.csv``, a line for each student and lab: points from the gradebook, and the verdicts."""
+        """Write ``grades.csv`` with one line for each student and lab: the points and the verdicts."""
         with self._gradebook() as book:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
@@ -338,7 +338,7 @@ def _done(result: dict[str, Any], what: str) -> None:
 
 
 def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) -> tuple[NotebookNode, Verdict]:
-    """Judge a student's answer to a lab; a missing or unchanged answer is not run.
+    """Judge a student's answer to a lab. A missing or unchanged answer is not run.
 
     Returns
     -------
@@ -360,7 +360,7 @@ def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) ->
 def grade(
     course: Course, where: str, labs: dict[str, NotebookNode], box: Box, at_a_time: int
 ) -> Iterator[tuple[str, str, Verdict]]:
-    """Judge submissions, a few answers at a time, and record each verdict at once.
+    """Judge submissions, a few answers at a time, and record each verdict immediately.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""Judge of one answer in a box: :func:`main` reads the trial as JSON from standard input and prints the verdict.
+"""Judge of one answer in a box.
+
+:func:`main` reads the trial as JSON from standard input and prints the verdict.
 
 The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which
 the judge does not trust.  The check, the simulated ranks, their inputs and their messages are in this
@@ -53,7 +55,7 @@ add_safe_globals([getattr(np.dtypes, name) for name in np.dtypes.__all__])
 
 
 def main(nursery: socket.socket) -> None:
-    """Print the verdict; raise an error if the box has a hole."""
+    """Print the verdict. Raise an error if the box has a hole."""
     trial = json.load(sys.stdin)
     if account := os.environ.get(ACCOUNT):
         become(account)
@@ -71,7 +73,7 @@ def main(nursery: socket.socket) -> None:
 
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
-    """Run a check; the answer is solved only if the check ends with this verdict."""
+    """Run a check. The answer is solved only if the check ends with this verdict."""
     space.pop("solved", None)
     failure = None
     try:
@@ -116,7 +118,7 @@ class Cells:
             raise JobFailed(f"rank {simulator.failed_rank}: {type(error).__name__}: {error}") from None
 
     def open(self, rank: int) -> list[str]:
-        """Open the cell of a rank; return the cell's fault, if any."""
+        """Open a rank's cell. Return the cell's fault, if any."""
         self.opened[rank], theirs = Pipe()
         socket.send_fds(self.nursery, [b"+"], [theirs.fileno()])
         theirs.close()
@@ -125,7 +127,10 @@ class Cells:
         return holes
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of the answer, which runs in the cell of its rank and changes the arguments here."""
+        """Return a function of the answer that runs in its rank's cell.
+
+        The function also changes the arguments here.
+        """
 
         def judged(*arguments: Any, **named: Any) -> Any:
             comm = next((one for one in arguments if isinstance(one, Comm)), None)
@@ -164,7 +169,7 @@ class Cells:
 
 
 def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) -> Any:
-    """Execute a call of a cell's communicator on the simulated communicator."""
+    """Execute a cell's communicator call on the simulated communicator."""
     if call == "wait":
         request, room = begun[given[0]]
         arrival = request.wait()
@@ -176,14 +181,14 @@ def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) ->
 
 
 def _sent(one: Any) -> Any:
-    """Return an argument in a form that a cell can read, without dlpar's classes."""
+    """Convert an argument to a form that a cell can read without dlpar's classes."""
     if isinstance(one, Comm):
         return CellComm(one.rank, one.size)
     return SimpleNamespace(**vars(one)) if is_dataclass(one) else one
 
 
 def _put_back(one: Any, now: Any) -> None:
-    """Copy a cell's changes of an argument back, in place."""
+    """Copy a cell's changes of an argument back in place."""
     if isinstance(one, torch.Tensor):
         one.copy_(now)
     elif isinstance(one, (list, tuple)):
@@ -194,7 +199,10 @@ def _put_back(one: Any, now: Any) -> None:
 
 
 def read_result(body: bytes) -> Any:
-    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; raise an error for anything else."""
+    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors.
+
+    Raise an error for anything else.
+    """
     try:
         return torch.load(io.BytesIO(body), weights_only=True)
     except pickle.UnpicklingError:

@@ -1,4 +1,4 @@
-"""JupyterHub for thirty students and one teacher, started by ``dlpar hub``; see README.md.
+"""JupyterHub for thirty students and one teacher. ``dlpar hub`` starts it. See README.md.
 
     dlpar hub ─► classroom.py     what was asked, and what is refused
                  jupyterhub_config.py ─► classroom.py: JupyterHub's configuration, of any hub and of this machine

@@ -121,16 +121,16 @@ PROXY = "configurable-http-proxy"
 
 
 class BadSettings(ValueError):
-    """Settings that are impossible or forbidden: one sentence with flag, value and allowed values."""
+    """Settings that are impossible or forbidden. The message names flag, value and allowed values."""
 
 
 class NoProxy(RuntimeError):
-    """JupyterHub's proxy is not installed; the message says how to install it."""
+    """Error: JupyterHub's proxy is not installed. The message says how to install it."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a hub on one machine; raises :class:`BadSettings`.
+    """Settings of a hub on one machine. Raises :class:`BadSettings`.
 
     Attributes
     ----------
@@ -214,7 +214,9 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
 
 
 def without_solutions(settings: Settings) -> Settings:
-    """Return the students' version of labs with solutions, made or updated beside the hub's folder.
+    """Return the students' version of labs with solutions.
+
+    The version is made or updated beside the hub's folder.
 
     This version is not inside the hub's folder, because only the hub may read that.
     """
@@ -227,7 +229,10 @@ def without_solutions(settings: Settings) -> Settings:
 
 
 def passwords(folder: Path) -> tuple[str, str]:
-    """Return the students' and the teachers' password from the hub's folder; its first start draws them."""
+    """Return the students' and the teachers' password from the hub's folder.
+
+    The hub's first start draws them.
+    """
     file = private_folder(folder) / "class-passwords"
     if not file.exists():
         file.touch(mode=0o600)
@@ -262,7 +267,7 @@ TURNS = asyncio.Semaphore(cores())
 
 
 class InLine:
-    """Wait for a turn to start a server; the turn lasts until the server answers."""
+    """Wait for a turn to start a server. The turn lasts until the server answers."""
 
     async def start(self) -> tuple[str, int]:
         """Start the server and return its address."""
@@ -274,7 +279,7 @@ class InLine:
 
 
 class OneAccount(InLine, SimpleLocalProcessSpawner):
-    """Start every server in the account that runs the hub: students are not isolated from each other."""
+    """Start every server in the account that runs the hub. Students are not isolated from each other."""
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment, with a runtime folder for the name."""
@@ -339,7 +344,10 @@ def configure(c: Any, settings: Settings) -> None:
 
 
 def give_out_slots(c: Any, settings: Settings) -> str:
-    """Start a keeper of job slots, unless a keeper is running; return its socket, empty without a limit."""
+    """Start a keeper of job slots, unless a keeper is running.
+
+    Return its socket, or an empty text without a limit.
+    """
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":
         return ""

@@ -1,4 +1,4 @@
-"""Start a student's server in her account: update her copy of the labs, then run her JupyterLab.
+"""Start a student's server in her account: update her copy of the labs, then run JupyterLab.
 
 ``python -m dlpar.classroom.hub.student [ARGUMENT…]``; arguments go to ``jupyterhub-singleuser``.  Besides the
 usual variables of JupyterHub it needs only ``$DLPAR_LABS``, the folder of the shared labs.
@@ -24,7 +24,7 @@ LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5"
 
 
 def main() -> None:
-    """Become the student's JupyterLab; never returns."""
+    """Replace this process by the student's JupyterLab. Never returns."""
     os.umask(0o077)  # only she may read her files
     os.nice(NICE)
     own = Path.home() / FOLDER
@@ -45,7 +45,7 @@ def _prepend(variable: str, folder: Path, usual: str = "") -> None:
 
 
 def hand_out(labs: Path, own: Path) -> None:
-    """Bring her copy up to date, unless the labs hold solutions; write errors to her server's log."""
+    """Update the student's copy, unless the labs hold solutions. Write errors to her server's log."""
     try:
         if is_master(labs):
             raise PermissionError(f"{labs} holds solutions; `dlpar release` makes a version without")

@@ -1,4 +1,4 @@
-"""Extension of a student's Jupyter server: it counts jobs as activity and reports to the teacher's page.
+"""Extension of a student's Jupyter server. It counts jobs as activity and reports to the teacher's page.
 
 A report holds her running jobs, and her predictions if she has agreed to share them.  The report carries her
 server's own token, so that no other token ever reaches a student's server.  The answer may ask to stop a job,
@@ -61,7 +61,7 @@ async def report(activity: dict[str, Any]) -> None:
 
 
 def state(activity: dict[str, Any]) -> dict[str, Any]:
-    """Return the report's contents; a running job is activity."""
+    """Return the contents of the activity report. A running job counts as activity."""
     offer, jobs = current_offer(), running()
     if jobs:
         activity["dlpar"] = utcnow(with_tz=True)
@@ -73,6 +73,6 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
-    """Load the extension; Jupyter's server calls this."""
+    """Load the extension. Jupyter's server calls this function."""
     settings = server.web_app.settings
     settings["dlpar_reporter"] = asyncio.ensure_future(report_for_ever(settings["last_activity_times"]))

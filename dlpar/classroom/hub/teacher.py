@@ -1,4 +1,4 @@
-"""Teacher's page: it lists students and jobs, stops or pauses jobs, sends experiments, shows predictions.
+"""Teacher's page, which lists students and jobs, controls jobs, sends experiments and shows predictions.
 
 The page is a service of JupyterHub, and its token has no rights.  Every student's server reports to the page
 with the server's own token (:mod:`dlpar.classroom.hub.student_server`), and executes the page's requests in
@@ -70,7 +70,7 @@ class Students:
         self.to_stop: dict[str, set[str]] = defaultdict(set)
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
-        """Take a report of a student's server, and return the answer.
+        """Take a report of a student's server and return the answer.
 
         Raises
         ------
@@ -85,7 +85,9 @@ class Students:
         return {"stop": [*self.to_stop.pop(name, ())]} | ({} if has == wanted else {"offer": self.offer})
 
     def send(self, teacher: str, fields: Any) -> dict[str, Any]:
-        """Offer an experiment with these fields to all present and later users; None withdraws the last offer.
+        """Offer an experiment with these fields to all present and later users.
+
+        None withdraws the last offer.
 
         Returns
         -------
@@ -132,7 +134,7 @@ class Answers:
         self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
-        """Replace a student's answers; None: she does not agree to share."""
+        """Replace a student's answers. With None, she does not agree to share."""
         for key in [key for key, now in self._now.items() if now.pop(hash(name), None) and not now]:
             del self._now[key]
         for answer in filter(_is_answer, answers or []):
@@ -153,7 +155,10 @@ class Answers:
 
 
 def _is_answer(found: Any) -> bool:
-    """Return whether a value has an answer's fields, because a student can write anything to the file."""
+    """Return whether a value has an answer's fields.
+
+    A student can write anything to the file.
+    """
     if not isinstance(found, dict):
         return False
     predicted, right, *texts = [found.get(name, math.nan) for name in FIELDS]
@@ -183,7 +188,7 @@ def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ranges(numbers: list[float], unit: str) -> list[tuple[str, int]]:
-    """Count numbers in equal ranges, each named by its bounds; the outer bounds are rounded outwards."""
+    """Count numbers in equal ranges, each named by its bounds. The outer bounds are rounded outwards."""
     step = float(f"{(max(numbers) - min(numbers)) / (BARS - 1):.1g}")
     if not step:
         return [(f"about {min(numbers):.2g}{unit}", len(numbers))]
@@ -196,23 +201,25 @@ def _ranges(numbers: list[float], unit: str) -> list[tuple[str, int]]:
 
 
 class Page(HubOAuthenticated, RequestHandler):
-    """Teacher's page, only for users whose hub roles give access to this service."""
+    """Teacher's page for users whose hub roles give access to this service."""
 
     @authenticated
     def get(self) -> None:
-        """Show the page; its script requests the rest."""
+        """Show the page. Its script requests the rest."""
         policy = "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
         self.set_header("Content-Security-Policy", policy)
         self.render("teacher.html", hub=f"{self.hub_auth.hub_prefix}admin", xsrf=self.xsrf_token)
 
 
 class Class(HubOAuthenticated, RequestHandler):
-    """Contents of the page, and a teacher's actions."""
+    """Contents of the page and a teacher's actions."""
 
     @authenticated
     async def get(self) -> None:
-        """Send as JSON: students, slots (null without a keeper), predictions, whether an experiment was
-        sent."""
+        """Send the page's contents as JSON.
+
+        Contents: students, slots (null without a keeper), predictions, and whether an experiment was sent.
+        """
         students: Students = self.settings["students"]
         told = {"students": students.table(), "predictions": students.answers.table()}
         self.finish(told | {"slots": await queue(), "sent": students.offer is not None})
@@ -241,13 +248,13 @@ class Class(HubOAuthenticated, RequestHandler):
 
 
 class Report(HubOAuthenticated, RequestHandler):
-    """Reports of students' servers; each server's token identifies its student."""
+    """Reports of students' servers. Each server's token identifies its student."""
 
     hub_scopes = None  # every user of this hub may report, and do nothing else here
 
     @authenticated
     def post(self) -> None:
-        """Take a report and answer it, as :func:`dlpar.classroom.hub.student_server.report` says."""
+        """Take a report and answer it, as :func:`dlpar.classroom.hub.student_server.report` describes."""
         try:
             report = json.loads(self.request.body)
             self.finish(self.settings["students"].hear(self.current_user["name"], report))
@@ -256,7 +263,7 @@ class Report(HubOAuthenticated, RequestHandler):
 
 
 async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
-    """Ask the keeper of job slots; raise `HTTPError` if there is no keeper or if it refuses."""
+    """Ask the keeper of job slots. Raise `HTTPError` if there is no keeper or if it refuses."""
     try:
         if (path := keeper_socket()) is None:
             raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
@@ -266,7 +273,7 @@ async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
 
 
 async def queue() -> dict[str, Any] | None:
-    """Ask how many job slots are taken; None without a keeper."""
+    """Return the number of taken job slots, or None without a keeper."""
     with suppress(HTTPError):
         return await ask_keeper({})
 

@@ -1,1 +1,1 @@
-"""Exercises of the labs: the reference, cases and messages of each, for :mod:`dlpar.course.judge`."""
+"""Exercises of the labs: each one's reference, cases and messages for :mod:`dlpar.course.judge`."""

@@ -1,4 +1,4 @@
-"""Exercises of labs 06, 07, 10, 12 and 13: formulas and a policy, compared with closed forms and simulations."""
+"""Exercises of labs 06, 07, 10, 12 and 13: check formulas and a policy by closed forms and simulations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Case = tuple[dict[str, float], float]
 
 
 def _simulated(asked: list[Experiment]) -> list[float]:
-    """Simulate one step of each experiment, all in one job; return its seconds."""
+    """Simulate one step of each experiment, all in one job. Return its seconds."""
     return judge.spmd(_each_in_turn, asked, workers=1, world="simulated", timeout=600.0)[0]
 
 
 def _each_in_turn(_: object, asked: list[Experiment]) -> list[float]:
-    """Simulate in this process, which has loaded torch; a rank's time is its clock at the end of a step."""
+    """Simulate in this process, which has loaded torch. A rank's time is its clock at the end of a step."""
     from dlpar.jobs.record import Unrecorded
     from dlpar.train import train
     from dlpar.worlds.simulated.run import of_experiment, run_program
@@ -55,13 +55,16 @@ RINGS = (
 
 
 def _one_alone_and(alone: Case, simulated: Callable[[], list[Case]]) -> Iterator[Case]:
-    """Yield a case known without a simulation, then simulated cases, which a wrong formula never reaches."""
+    """Yield a case known without a simulation, then simulated cases.
+
+    A wrong formula never reaches the simulated cases.
+    """
     yield alone
     yield from simulated()
 
 
 def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
-    """Compare ``student(compute, latency, bandwidth, nbytes, n)`` with simulated rings; takes seconds.
+    """Compare ``student(compute, latency, bandwidth, nbytes, n)`` with simulated rings. This takes seconds.
 
     Parameters
     ----------
@@ -81,7 +84,10 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
 
 @cache
 def _rings() -> list[Case]:
-    """Yield arguments and simulated efficiency of each of `RINGS`; if graded, with random workers and samples."""
+    """Yield arguments and simulated efficiency of each of `RINGS`.
+
+    A graded answer gets random workers and samples.
+    """
     asked = [sizes_only(charged, name, workers=n, steps=1) for charged, name, n in RINGS]
     if draw := secret("rings"):
         sizes = draw.integers((2, 16), (65, 129), (len(asked), 2)).tolist()
@@ -194,7 +200,10 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
 
 @cache
 def _grids() -> list[Case]:
-    """Yield arguments and simulated ms of a step for each of `GRIDS`; if graded, for one more with random width."""
+    """Yield arguments and simulated ms of a step for each of `GRIDS`.
+
+    A graded answer also gets one grid with random width.
+    """
     axes, width = GRIDS, 64
     if draw := secret("grids"):
         axes, width = (*GRIDS, MORE_GRIDS[draw.integers(len(MORE_GRIDS))]), 64 + 4 * int(draw.integers(16))
@@ -229,7 +238,7 @@ SHORT_OF_BEST = 0.03
 
 
 def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
-    """Let ``student(step, snapshot, now, deaths)`` choose the steps between snapshots, in simulated jobs that die.
+    """Let ``student(step, snapshot, now, deaths)`` choose snapshot intervals in simulated jobs that die.
 
     A job asks at its start, after each snapshot and after each restart.  Its goodput is compared with the goodput
     of the same job, with the same deaths, at the best fixed interval.
@@ -255,7 +264,7 @@ def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()
 
 
 def _steps(chosen: Any) -> int:
-    """Check a student's choice of steps."""
+    """Check a student's choice of steps between snapshots."""
     if chosen is None or chosen is ...:
         raise NotImplementedError
     if int(chosen) != chosen or chosen < 1:
@@ -264,7 +273,7 @@ def _steps(chosen: Any) -> int:
 
 
 def _jobs_that_die() -> Iterator[tuple[dict[str, float], tuple[int, float]]]:
-    """Yield jobs, each with its best fixed interval and the goodput of that interval."""
+    """Yield jobs that die, each with its best fixed interval and that interval's goodput."""
     draw = secret("deaths")
     for mtbf, step, snapshot, restart in JOBS_THAT_DIE:
         mtbf, seed = (mtbf, 0) if draw is None else (mtbf * draw.uniform(0.8, 1.25), int(draw.integers(1000)))
