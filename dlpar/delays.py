@@ -1,4 +1,4 @@
-"""Delays and deaths of workers, reproduced on demand.
+"""Delays and deaths of workers, reproducible on demand.
 
 A worker's step is stretched after its gradient is computed.  Dean and Barroso, "The tail at scale" (2013),
 explain why delays vary.  The usual models are exponential and gamma distributions (Dutta et al., arXiv
@@ -53,7 +53,7 @@ class Delays:
         return drawn(kind, mean, self.delays.delay_cv, self.seed, "delay", self.comm.rank, step)
 
     def after(self, step: int, began: float, done: int) -> None:
-        """Delay the worker after `done` global steps; its computing of `step` began at `began` seconds."""
+        """Delay the worker after `done` global steps. Its computing of `step` began at `began` seconds."""
         if self.none:
             return
         self.comm.world.settle()

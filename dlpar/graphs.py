@@ -1,4 +1,4 @@
-"""Graphs of workers, the weights with which neighbours average, and the rate at which replicas agree.
+"""Graphs of workers, the neighbours' averaging weights, and the rate at which replicas agree.
 
 Sources: Xiao and Boyd (Systems & Control Letters 2004) for Metropolis weights and the rate;
 Ying et al. (arXiv 2110.13363) for the exponential graph.
@@ -58,7 +58,7 @@ TOPOLOGIES: dict[str, Callable[[int], Edges]] = {
 
 
 def register(name: str, edges: Callable[[int], Edges]) -> None:
-    """Add a topology that experiments can name: ``edges(n)`` lists the edges of n workers."""
+    """Add a topology that experiments can name. ``edges(n)`` lists the edges of n workers."""
     TOPOLOGIES[name] = edges
     parts.TOPOLOGIES.append(name)
 
@@ -94,13 +94,15 @@ def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
 
 
 def one_peer_shift(round: int, workers: int) -> int:
-    """Return a worker's distance to its receiver in a round of the one-peer exponential graph: 1, 2, 4, …,
-    repeated."""
+    """Return a worker's distance to its receiver in a round of the one-peer exponential graph.
+
+    Distances are 1, 2, 4, …, repeated.
+    """
     return 2 ** (round % max(1, (workers - 1).bit_length()))
 
 
 def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
-    """Return the directed graph of push-sum: the receivers of each worker.
+    """Return the directed graph of push-sum, as the receivers of each worker.
 
     Ring: i to i + 1.  exp2: i to i + 2^k.  edges: your pairs (from, to).  Other graphs have every edge in
     both directions.
@@ -147,13 +149,13 @@ def grid_shape(workers: int) -> tuple[int, int]:
 
 
 def components(graph: Graph) -> list[list[int]]:
-    """Return the connected components of a graph, each ascending; directions are ignored."""
+    """Return the connected components of a graph, each ascending. Directions are ignored."""
     joined = _joined(((a, b) for a, to in enumerate(graph) for b in to), len(graph))
     return [sorted(part) for part in nx.connected_components(joined)]
 
 
 def warning(experiment: Experiment) -> str | None:
-    """Say why the replicas of an experiment cannot agree, in one sentence; None if they can."""
+    """Return in one sentence why the replicas of an experiment cannot agree, or None if they can."""
     sync, workers = experiment.sync, experiment.workers
     if not sync.has_graph:
         return None
@@ -165,7 +167,7 @@ def warning(experiment: Experiment) -> str | None:
 
 
 def partners(graph: Graph) -> tuple[set[int], Graph]:
-    """Choose active workers, which ask for averages, and passive ones, which answer.
+    """Choose active workers, which request averages, and passive workers, which answer.
 
     Two workers that wait for each other's answer would deadlock.  So AD-PSGD needs a bipartite graph
     (Lian et al., arXiv 1710.06952, section 3.2).  In any other graph, edges within a side are dropped.
@@ -206,7 +208,7 @@ def _odd_levels(graph: nx.Graph) -> set[int]:
 
 
 def mixing_matrix(graph: Graph) -> np.ndarray:
-    """Return the Metropolis weights of an undirected graph: symmetric and doubly stochastic.
+    """Return the Metropolis weights of an undirected graph. The matrix is symmetric and doubly stochastic.
 
     Returns
     -------
@@ -222,7 +224,9 @@ def mixing_matrix(graph: Graph) -> np.ndarray:
 
 
 def metropolis(graph: Graph, worker: int) -> dict[int, float]:
-    """Return one worker's row of :func:`mixing_matrix`: its weights for its neighbours' replicas and its own."""
+    """Return one worker's row of :func:`mixing_matrix`: the weights of its neighbours' replicas and of its
+    own.
+    """
     degree = len(graph[worker])
     row, own = {j: 1 / (1 + max(degree, len(graph[j]))) for j in graph[worker]}, 1 / (1 + degree)
     # Not 1 - sum, so that on a complete graph every weight is exactly 1/n.
@@ -230,8 +234,10 @@ def metropolis(graph: Graph, worker: int) -> dict[int, float]:
 
 
 def pushing_matrix(graph: Graph) -> np.ndarray:
-    """Return push-sum's weights, (workers, workers): column i holds 1 / (receivers of i + 1) for i and its
-    receivers."""
+    """Return push-sum's weights, (workers, workers).
+
+    Column i holds 1 / (receivers of i + 1) for i and its receivers.
+    """
     matrix = np.zeros((len(graph), len(graph)))
     for i, others in enumerate(graph):
         matrix[[i, *others], i] = 1 / (1 + len(others))
@@ -239,7 +245,9 @@ def pushing_matrix(graph: Graph) -> np.ndarray:
 
 
 def second_eigenvalue(matrix: np.ndarray) -> float:
-    """Return |λ₂|, the second largest modulus of an eigenvalue (the largest is 1); 0 for a single worker.
+    """Return |λ₂|, the second largest modulus of an eigenvalue.
+
+    The largest modulus is 1. A single worker has 0.
 
     In the long run each step multiplies the consensus distance by this factor.
     """

@@ -50,12 +50,15 @@ _seed = secrets.randbits(64) if os.environ.get(GRADED) else None
 
 
 def secret(purpose: str, *key: int) -> np.random.Generator | None:
-    """Return a generator of inputs for a graded answer; None while a student practises with simple inputs."""
+    """Return a generator of inputs for a graded answer.
+
+    Return None while a student practises with simple inputs.
+    """
     return None if _seed is None else generator(_seed, purpose, *key)
 
 
 class Verdict:
-    """Result of a check; true if the exercise is solved."""
+    """Result of a check. It is true if the exercise is solved."""
 
     def __init__(self, status: str, sentence: str, hints: Sequence[str] = ()) -> None:
         self.status, self.sentence, self.hints = status, sentence, list(hints)
@@ -79,7 +82,7 @@ class Verdict:
 
 
 def to_do(sentence: str = "The function is not written yet.") -> Verdict:
-    """Return the verdict on an answer that is not written yet."""
+    """Return the verdict on an answer that is not yet written."""
     return Verdict("to do", sentence)
 
 
@@ -90,7 +93,7 @@ def wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
 
 
 def solved(name: str, sentence: str) -> Verdict:
-    """Return the verdict on a right answer; hints start again at the first."""
+    """Return the verdict on a right answer. Hints start again at the first."""
     _failed.pop(name, None)
     return Verdict("solved", sentence)
 
@@ -102,7 +105,7 @@ def check(
     tolerance: float = 1e-6,
     compare: Callable[[Any, Any], str] | None = None,
 ) -> Verdict:
-    """Compare a student's function with expected values; never raises for an error in the student's code.
+    """Compare a student's function with expected values. Errors in the student's code never raise here.
 
     Parameters
     ----------
@@ -154,13 +157,13 @@ def _line(error: Exception) -> str:
 
 
 def short(value: Any, limit: int = 60) -> str:
-    """Return a value in one line of limited length."""
+    """Return a value as one line of limited length."""
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = "") -> str:
-    """Name the first place where `got` differs from `expected`; empty if they agree."""
+    """Name the first place where `got` differs from `expected`. Return an empty text if they agree."""
     at = where or "it"
     got, expected = (each.detach().numpy() if hasattr(each, "detach") else each for each in (got, expected))
     if isinstance(expected, Mapping):
@@ -202,7 +205,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
 
 
 class Step(NamedTuple):
-    """One step of an exercise on ranks, as expected.
+    """Expected step of an exercise on ranks.
 
     Attributes
     ----------
@@ -239,7 +242,7 @@ def judge_on_ranks(
     arguments: tuple[Any, ...] = (),
     who: str = "ranks",
 ) -> Verdict:
-    """Run ``program(comm, student, *arguments)`` on simulated ranks, then on the last number of real ones.
+    """Run ``program(comm, student, *arguments)`` on simulated ranks, then on the last number of real ranks.
 
     Simulated ranks do the same in every trial.  If all wait for each other, the message names the line of
     each rank. Results are compared here, not on the ranks, where a student's code may change anything.
@@ -308,7 +311,7 @@ def judge_steps(
     by: str,
     timeout: float = 5.0,
 ) -> Verdict:
-    """Compare step by step and rank by rank; name the first value or amount of sent data that differs.
+    """Compare step by step and rank by rank. Name the first value or amount of sent data that differs.
 
     Parameters
     ----------
@@ -343,13 +346,13 @@ Sent = Mapping[str, "int | None"]
 
 
 def _held(comm: Comm, student: Callable[..., Any], program: Callable[..., Any]) -> list[tuple[Any, Sent]]:
-    """Pair the value that a rank holds after each step with its traffic in that step."""
+    """Pair each step's value on a rank with the rank's traffic in that step."""
     comm.traffic.take()
     return [(value, comm.traffic.take()) for value in program(comm, student)]
 
 
 def _sends_otherwise(sent: list[list[Sent]], step: Step, like: str, by: str) -> str:
-    """Compare the messages and bytes of all ranks and of the busiest with those of some collectives."""
+    """Compare the messages and bytes of all ranks, and of the busiest rank, with those of some collectives."""
     if any(one["bytes"] is None for own in sent for one in own):
         return f"the library moved the data, and does not say how much: use {by}."
     by_rank = [sum(one["bytes"] for one in own) for own in sent]
@@ -377,7 +380,7 @@ def check_on_ranks(
     like: str | None = None,
     at_least: str | None = None,
 ) -> Verdict:
-    """Call ``student(comm, tensor)`` on every rank, and compare `tensor` with the value that `expected` gives.
+    """Call ``student(comm, tensor)`` on every rank, and compare `tensor` with the value of `expected`.
 
     An answer runs on simulated ranks first; if it is right, it also runs on real ranks.  Tensors of a graded answer
     are random.
@@ -428,7 +431,10 @@ def _on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
 
 
 def _input(ranks: int, rank: int, length: int) -> torch.Tensor:
-    """Return the initial tensor of a rank: (rank + 1) × [1, 2, 3, …], or random numbers if it is graded."""
+    """Return a rank's initial tensor: (rank + 1) × [1, 2, 3, …].
+
+    A graded answer gets random numbers instead.
+    """
     import torch
 
     if draw := secret("input", ranks, rank, length):

@@ -1,4 +1,4 @@
-"""Rehearsal of labs: run each preset before a class does, and check that it shows what the lab says.
+"""Rehearsal of labs: run each preset before a class does, and check that it shows the lab's claims.
 
     rows of the labs ─► rehearse ─► a Result for each row ─► `dlpar rehearse` prints a line
 
@@ -58,7 +58,7 @@ class Collectives(dict[str, Any]):
 
 
 class Result(NamedTuple):
-    """Outcome of one row.
+    """Outcome of one row of a rehearsal.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Result(NamedTuple):
 
 
 def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 0) -> Iterator[Result]:
-    """Try rows one after the other; a failure of one does not stop the others.
+    """Try rows one after the other. A failure of one row does not stop the others.
 
     Running jobs end with their row, even if it is interrupted.
 
@@ -116,7 +116,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 
 
 
 class LabRuns:
-    """Runner of one lab's experiments, each once, with `seed` added to their seeds."""
+    """Runner that runs each of a lab's experiments once, with `seed` added to their seeds."""
 
     def __init__(self, seed: int = 0) -> None:
         self._runs: dict[str, Run] = {}
@@ -124,7 +124,7 @@ class LabRuns:
         self.begin(float("inf"))
 
     def begin(self, end: float) -> None:
-        """Begin a row, which is given up at `end` on the monotonic clock."""
+        """Begin a row. It is given up at `end` on the monotonic clock."""
         self._end = end
         self._worlds: list[str] = []
 
@@ -183,7 +183,7 @@ def pace_ms(run: Run) -> float:
 
 
 def step_ms(run: Run) -> float:
-    """Return the milliseconds of a global step, from samples a second."""
+    """Return the milliseconds of a global step, computed from samples a second."""
     return 1e3 * run.experiment.global_batch / run.summary["samples_per_s"]
 
 
@@ -198,7 +198,7 @@ def speedup(one: Run, many: Run) -> float:
 
 
 def most_held(run: Run, *kinds: str) -> int:
-    """Return the most bytes that a rank held at a time, of some kinds of memory or of all together."""
+    """Return the maximum bytes that a rank held at a time, of some kinds of memory or of all together."""
     held = (record["memory"] for _, record in run.records() if "memory" in record)
     return max(sum(each[kind] for kind in kinds or each) for each in held)
 
@@ -249,11 +249,14 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
 
 
 def cores_limit(runs: Sequence[Run], share: float) -> Shown:
-    """Check that the last run's speed-up over the first, which has one rank, is below this share of its ranks."""
+    """Check that the speed-up is below this share of the last run's ranks.
+
+    The speed-up compares the last run with the first, which has one rank.
+    """
     most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
     return gained < share * most, f"{most} ranks on {cores()} cores are {gained:.1f} times as fast as one"
 
 
 def on(experiments: Iterable[Experiment], *workers: int) -> list[Experiment]:
-    """Return each experiment with each number of workers."""
+    """Return each experiment for each number of workers."""
     return [each.replace(workers=n) for each in experiments for n in workers]

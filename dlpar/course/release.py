@@ -44,7 +44,7 @@ def usual_labs() -> Path:
 
 
 def is_master(labs: Path) -> bool:
-    """Tell whether a folder of labs holds solutions."""
+    """Return whether a folder of labs holds solutions."""
     return any(MARK in path.read_text("utf-8", errors="replace") for path in labs.glob("*.ipynb"))
 
 
@@ -82,7 +82,9 @@ def release(labs: Path, into: Path) -> list[str]:
 
 
 def students(master: bytes) -> bytes:
-    """Remove solutions, hidden tests and results from a lab and lock its checks, by nbgrader's preprocessors.
+    """Remove solutions, hidden tests and results from a lab and lock its checks.
+
+    nbgrader's preprocessors do this.
 
     A picture that stands for a cell until it is run, tagged ``recording``, stays.
 
@@ -136,7 +138,10 @@ def bring(labs: Path, own: Path) -> list[str]:
 
 
 def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> Path | None:
-    """Choose the file name for a version of a lab; None if she already received it beside her own."""
+    """Choose the file name for a version of a lab.
+
+    Return None if she already received the version beside her own.
+    """
     if not (own / name).exists():
         return name
     place = name
@@ -154,12 +159,12 @@ def _files(labs: Path) -> list[Path]:
 
 
 def _digest(file: Path) -> str:
-    """Return a text that distinguishes one version of a file from another."""
+    """Return a digest that distinguishes one version of a file from another."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _read_record(record: Path) -> dict[str, str]:
-    """Read names and digests; empty if the record is missing or damaged."""
+    """Read names and digests. Return none if the record is missing or damaged."""
     with suppress(OSError, ValueError, TypeError):
         return dict(json.loads(record.read_bytes()))
     return {}

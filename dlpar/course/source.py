@@ -21,7 +21,7 @@ FOR_TOOLS = re.compile(r"  # (?:noqa|type: ignore|fmt:).*?(?=  #|$)", re.MULTILI
 
 
 class Source:
-    """Source code of a function, class or module, with file and line numbers."""
+    """Source code of a function, class or module, with its file and line numbers."""
 
     def __init__(self, code: str, file: Path, first: int) -> None:
         self.code, self.first = code.rstrip("\n"), first
@@ -29,7 +29,7 @@ class Source:
 
     @property
     def where(self) -> str:
-        """Return file and lines: ``dlpar/collectives/ring.py, lines 20 to 40``."""
+        """Return the file and lines: ``dlpar/collectives/ring.py, lines 20 to 40``."""
         return f"{self.file}, lines {self.first} to {self.first + self.code.count(chr(10))}"
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Data sets: tensors ready for training, split and scaled, the same on every rank."""
+"""Data sets as tensors ready for training, split and scaled, the same on every rank."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class Dataset:
         return replace(self, **moved)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the training samples at `indices`, (n,), which may be on another device."""
+        """Return inputs and targets of the training samples at `indices`, (n,).
+
+        `indices` may be on another device.
+        """
         if self.train_y.is_cuda and indices.is_cpu:  # a copy from pinned memory does not block
             indices = indices.pin_memory()
         indices = indices.to(self.train_y.device, non_blocking=True)
@@ -140,7 +143,10 @@ def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _from_sklearn(name: str) -> Arrays:
-    """Load a data set of scikit-learn from the cache, because importing scikit-learn takes as long as torch."""
+    """Load a scikit-learn data set from the cache.
+
+    Importing scikit-learn takes as long as importing torch.
+    """
     from importlib.metadata import version
 
     def make() -> Arrays:
@@ -194,7 +200,7 @@ def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
 
 
 def _words(seed: int, dtype: torch.dtype) -> Dataset:
-    """Load the word counts of docstrings; a docstring's label is its package."""
+    """Load the word counts of docstrings. A docstring's label is its package."""
     words = docstrings.words()
     train, test = split(words.labels, seed)
     x = torch.from_numpy(words.tf_idf(train)).to(dtype)

@@ -76,8 +76,10 @@ def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
 
 
 def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
-    """Read unsigned bytes: two zeros, type 8, the number of dimensions, each dimension as big-endian int32,
-    then data."""
+    """Read an array of unsigned bytes from an IDX file.
+
+    Format: two zeros, type 8, the number of dimensions, each dimension as big-endian int32, then data.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             # A bytearray, because an array made from bytes is read-only.
@@ -152,7 +154,7 @@ def _cifar_batch(path: Path) -> Images:
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickler that builds only arrays, numbers and text: a pickle from a stranger must not run code."""
+    """Unpickler that builds only arrays, numbers and text. A stranger's pickle must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":

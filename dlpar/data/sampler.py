@@ -1,4 +1,4 @@
-"""Choose the samples of a worker at a step: a function of the seed and the step alone."""
+"""Choice of a worker's samples at a step, as a function of the seed and the step alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ each order takes more than twice as long."""
 
 
 class Sampler:
-    """Sampler that deals the samples of each global batch to the workers.
+    """Sampler that distributes the samples of each global batch among the workers.
 
     ``iid``: all workers read one endless stream, with a new random order in each epoch.  Step t takes its
     next global batch, and a worker takes a contiguous slice.  So the union over workers does not depend on
@@ -80,7 +80,9 @@ class Sampler:
             self._streams = [_Stream(own, on, e.seed, "shard", worker) for worker, own in enumerate(members)]
 
     def count(self, worker: int) -> int:
-        """Return the number of `worker`'s samples (0-based) in each step, before a fraction below 1 reduces it."""
+        """Return the number of `worker`'s samples (0-based) in each step, before a fraction below 1 reduces
+        it.
+        """
         return self._counts[worker]
 
     def indices(self, step: int, worker: int) -> Tensor:
@@ -111,7 +113,10 @@ class Sampler:
 
 
 class _Stream:
-    """An endless stream: each epoch holds each of `members` once, in an order drawn by key and epoch."""
+    """Endless stream of samples.
+
+    Each epoch holds each of `members` once, in an order drawn by key and epoch.
+    """
 
     def __init__(
         self, members: np.ndarray, device: torch.device | str, seed: int, purpose: str, *key: int
@@ -169,7 +174,7 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 
 
 def _cut(e: Experiment, labels: Tensor | None, size: int) -> list[np.ndarray]:
-    """Cut the samples into one shard per worker, with each sample in exactly one shard."""
+    """Cut the samples into one shard per worker. Each sample is in exactly one shard."""
     if e.shards == "by_label":
         order = np.argsort(labels.numpy(force=True), kind="stable")
         return np.array_split(order, e.workers)

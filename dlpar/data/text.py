@@ -59,7 +59,7 @@ class Words:
     packages: list[str]
 
     def tf_idf(self, train: np.ndarray) -> np.ndarray:
-        """Weight the counts: rare words count more, and every docstring gets length `LENGTH`.
+        """Weight the counts. Rare words count more, and every docstring gets length `LENGTH`.
 
         Parameters
         ----------
@@ -91,14 +91,17 @@ def words() -> Words:
 
 
 def encode(text: str) -> np.ndarray:
-    """Return `text` as uint8 positions in `ALPHABET`, one per character."""
+    """Encode `text` as uint8 positions in `ALPHABET`, one per character."""
     table = np.full(128, ALPHABET.index("?"), dtype=np.uint8)
     table[[ord(character) for character in ALPHABET]] = range(len(ALPHABET))
     return table[np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)]
 
 
 def decode(codes: np.ndarray) -> str:
-    """Return the text that :func:`encode` turned into `codes` (integers of any type and shape, also a tensor)."""
+    """Decode `codes` from :func:`encode` to text.
+
+    `codes` are integers of any type and shape, also a tensor.
+    """
     return np.frombuffer(ALPHABET.encode(), dtype=np.uint8)[np.asarray(codes)].tobytes().decode()
 
 
@@ -109,7 +112,7 @@ def _corpus() -> Arrays:
 
 
 def read(source: Path) -> list[tuple[str, str]]:
-    """Return all docstrings under a folder of Python sources, each text once.
+    """Return the distinct docstrings under a folder of Python sources.
 
     Parameters
     ----------
@@ -151,7 +154,7 @@ def _of_file(path: Path) -> list[str]:
 
 
 def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
-    """Make the cached arrays: characters and word counts, both without Python objects."""
+    """Make the cached arrays of characters and of word counts, without Python objects."""
     # Imported here, because it is slow and needed once per machine.
     from sklearn.feature_extraction.text import CountVectorizer
 

@@ -1,4 +1,4 @@
-"""Start a job, guard it while it runs, and leave nothing behind.
+"""Jobs: start a job, guard it while it runs, and leave nothing behind.
 
     launch() ─► guard.py ─► mpiexec ─► stub.py ─► fork_server.py ─► rank.py   (warm)
                    │             └─► rank.py                                  (cold)

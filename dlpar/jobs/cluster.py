@@ -1,4 +1,4 @@
-"""Scripts as workers of a cluster, with Cloudera ML's calls and TensorFlow's cluster specification.
+"""Scripts as a cluster's workers, with Cloudera ML's calls and TensorFlow's cluster specification.
 
 Sources: Cloudera Machine Learning, "Distributed computing with workers" (``launch_workers``, ``await_workers``) and
 its ``cdsw_tensorflow_utils.run_cluster``; TensorFlow's ``TF_CONFIG``, as Cloud ML and Azure set it.
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Worker(NamedTuple):
-    """A process of a job that runs a script, with its `role`, ``worker`` or ``ps``, and its `index` in this role."""
+    """Process of a job that runs a script.
+
+    Its `role` is ``worker`` or ``ps``, and `index` counts within this role.
+    """
 
     job: Job
     rank: int
@@ -104,7 +107,7 @@ def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str,
 
 
 def stop_workers(workers: Sequence[Worker]) -> None:
-    """End the jobs of these workers, and remove their files."""
+    """Stop the jobs of these workers and remove their files."""
     for job in {worker.job for worker in workers}:
         job.stop()
         shutil.rmtree(job.folder, ignore_errors=True)

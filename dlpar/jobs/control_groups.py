@@ -1,5 +1,7 @@
-"""Cores and memory that control groups and the machine grant this process.  On import it loads the standard
-library only."""
+"""Cores and memory that control groups and the machine grant this process.
+
+On import it loads the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def usable_cores() -> int:
 
 
 def cores() -> int:
-    """Return how many whole cores this process may use, at least 1: a container's 1.5 CPUs give 1."""
+    """Return how many whole cores this process may use, at least 1. A container's 1.5 CPUs give 1."""
     return max(1, int(min(usable_cores(), ControlGroups().quota() or usable_cores())))
 
 
@@ -42,7 +44,7 @@ class AvailableMemory(NamedTuple):
 
 
 def memory() -> AvailableMemory:
-    """Return the memory of the system, or of the control group if that is less."""
+    """Return the memory of the system or of the control group, whichever is less."""
     import psutil
 
     system, limit = psutil.virtual_memory(), ControlGroups().memory()
@@ -77,7 +79,7 @@ class ControlGroups:
         return found
 
     def quota(self) -> float | None:
-        """Return the limit on processor time, in processors; None if unlimited."""
+        """Return the limit on processor time, in processors, or None if unlimited."""
         limits = []
         for folder in self.folders("cpu"):
             version_1 = [text_of(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
@@ -87,7 +89,7 @@ class ControlGroups:
         return min(limits, default=None)
 
     def memory(self) -> tuple[int, int] | None:
-        """Return the tightest limit and the free bytes below it; None if unlimited."""
+        """Return the tightest limit and the free bytes below it, or None if unlimited."""
         found = []
         for folder in self.folders("memory"):
             limit = number_in(folder / "memory.max") or number_in(folder / "memory.limit_in_bytes")
@@ -101,13 +103,13 @@ class ControlGroups:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read."""
+    """Return the text of a file, or an empty text if it cannot be read."""
     with suppress(OSError), open_plain(path) as file:
         return file.read().decode(errors="replace")
     return ""
 
 
 def number_in(path: Path) -> int | None:
-    """Return the whole number in a file; None for ``max`` or no file."""
+    """Return the whole number in a file, or None for ``max`` or no file."""
     text = text_of(path).strip()
     return int(text) if text.isdecimal() else None

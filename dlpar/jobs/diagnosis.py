@@ -1,4 +1,7 @@
-"""Diagnosis of a job's end from ranks' records, mpiexec's output and Python's stacks.  Standard library only."""
+"""Diagnosis of a job's end from ranks' records, mpiexec's output and Python's stacks.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +69,14 @@ def by_rank(line: bytes) -> bytes:
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Return the size of a file in bytes and the time of its last change; (0, 0) without a file."""
+    """Return a file's size in bytes and the time of its last change, or (0, 0) without a file."""
     with suppress(OSError):
         return (status := path.stat()).st_size, status.st_mtime_ns
     return 0, 0
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Return each rank's file of records; the shared file of simulated ranks counts as rank 0's."""
+    """Return each rank's file of records. The shared file of simulated ranks counts as rank 0's."""
     found = [path for path in folder.glob("rank-*.jsonl") if RECORDS.fullmatch(path.name)]
     return {0 if path.stem == ALL_RANKS else rank_of(path.stem): path for path in found}
 
@@ -85,7 +88,7 @@ def pids_of(folder: Path) -> dict[int, int]:
 
 
 def still_ranks(pids: Iterable[int]) -> list[int]:
-    """Return the `pids` that are still ranks, because the system may reuse a pid."""
+    """Return the `pids` that are still ranks. The system may reuse a pid."""
     return [pid for pid in pids if "dlpar" in text_of(Path(f"/proc/{pid}/cmdline"))]
 
 
@@ -97,7 +100,7 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
 
 
 def dead_in(folder: Path) -> set[int]:
-    """Return the dead ranks; the others continued without them."""
+    """Return the dead ranks. The others continued without them."""
     found = [record for path in rank_files(folder).values() for record in lines_of(path)]
     return {r["dead"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
 
@@ -149,7 +152,7 @@ def _signal(number: int) -> str:
 
 
 def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
-    """Name the first exception; among ranks with the same exception, the lowest rank."""
+    """Name the first exception. Of ranks with the same exception, name the lowest."""
     first = errors[0][1]
     rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
     if error["type"] in OF_ALL:
@@ -160,7 +163,7 @@ def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
 
 
 def name_of(folder: Path, rank: int | None) -> str:
-    """Return ``rank 3``, with any role but worker in brackets; for a simulation, the running rank."""
+    """Return ``rank 3``, with any role but worker in brackets. For a simulation, return the running rank."""
     if (folder / f"{ALL_RANKS}.jsonl").exists():
         running, of_all = number_in(folder / RUNNING), "the process of all ranks"
         return of_all if running is None else f"rank {running} (in {of_all})"
@@ -176,7 +179,7 @@ def _elsewhere(header: Record) -> str:
 
 
 def _unfinished(folder: Path) -> Outcome | None:
-    """Name an unfinished rank that left with status 0; None if all ranks recorded their end."""
+    """Name an unfinished rank that exited with status 0. Return None if all ranks recorded their end."""
     files = rank_files(folder)
     if not files:
         return Outcome("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
@@ -196,7 +199,7 @@ def _log(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """Return the last line of a rank or another source, or mpiexec's reports between lines of dashes."""
+    """Return the last line of a rank or another source, or mpiexec's reports between dashed lines."""
     parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
     said, report = _lines(parts[::2]), _lines(parts[1::2])
     of_ranks = [line for line in said + report if line.startswith("[rank")]
@@ -249,8 +252,9 @@ def _frames(stacks: str) -> list[tuple[str, str, str]]:
 
 
 def likely_culprit(files: dict[int, Path], silent: list[int]) -> int | None:
-    """Return the silent, unfinished worker with the fewest steps, if only one has the fewest. In a simulation
-    this is the running rank.
+    """Return the silent, unfinished worker with the fewest steps, if only one has the fewest.
+
+    In a simulation this is the running rank.
     """
     workers = [rank for rank, path in files.items() if _header(path).get("role") == "worker"]
     if not set(workers) & set(silent):
@@ -262,12 +266,12 @@ def likely_culprit(files: dict[int, Path], silent: list[int]) -> int | None:
 
 
 def _last_step(path: Path) -> int:
-    """Return the last step in a rank's file; -1 if there is none."""
+    """Return the last step in a rank's file, or -1 if there is none."""
     return max((record["step"] for record in _last_records(path) if record.get("k") == "step"), default=-1)
 
 
 def _header(path: Path) -> Record:
-    """Return a rank's first record, its header; empty if not yet written."""
+    """Return a rank's first record, its header. The result is empty if it is not yet written."""
     first = next(lines_of(path), {})
     return first if first.get("k") == "rank" else {}
 

@@ -1,9 +1,10 @@
-"""The fork server: a process that has already imported torch and MPI, and forks ranks in milliseconds. The
-server imports and computes nothing more, because a thread started here would be lost in every child. Ranks
-share its memory until they write to it, so a rank costs some 10 MB instead of 150. One server serves one
-user, one Python and one state of dlpar's files.  It exits when these files change, or after a while without
-jobs.  This module imports only the standard library, because a job's guardian uses the functions below to
-find or start the server.
+"""Fork server: a process that has already imported torch and MPI, and forks ranks in milliseconds.
+
+The server imports and computes nothing more, because a thread started here would be lost in every child.
+Ranks share its memory until they write to it, so a rank costs some 10 MB instead of 150. One server serves
+one user, one Python and one state of dlpar's files.  It exits when these files change, or after a while
+without jobs.  This module imports only the standard library, because a job's guardian uses the functions
+below to find or start the server.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ started: list[subprocess.Popen] = []
 
 
 def warm_socket() -> Path | None:
-    """Return the socket of a fork server that runs the present code, after starting one if needed. This takes
-    milliseconds, or seconds if a server must start.
+    """Return the socket of a fork server that runs the present code. Start one if needed.
+
+    This takes milliseconds, or seconds if a server must start.
 
     Returns
     -------
@@ -80,7 +82,7 @@ def warm_socket() -> Path | None:
 
 
 def idle_seconds() -> float:
-    """Return ``$DLPAR_WARM_IDLE`` as a number; raises `ValueError`, in one sentence, for anything else."""
+    """Return ``$DLPAR_WARM_IDLE`` as a number. Raises `ValueError`, in one sentence, for anything else."""
     given = os.environ.get("DLPAR_WARM_IDLE", str(IDLE))
     try:
         return float(given)
@@ -109,7 +111,7 @@ def _fingerprint() -> str:
 
 
 def _ask(path: Path, fingerprint: str) -> str | None:
-    """Ask a server whether it runs these files: ``fresh`` or ``stale``; None without a server."""
+    """Ask a server whether it runs these files: ``fresh`` or ``stale``. Return None without a server."""
     with suppress(OSError, ValueError), ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
         return next(server.messages())
     return None  # no server, or a server of another release
@@ -138,7 +140,7 @@ def _start(path: Path, fingerprint: str, idle: float) -> None:
 
 
 def main() -> None:
-    """Serve: ``python -m dlpar.jobs.fork_server SOCKET FINGERPRINT IDLE`` prints ``ready``."""
+    """Run the server: ``python -m dlpar.jobs.fork_server SOCKET FINGERPRINT IDLE`` prints ``ready``."""
     path, fingerprint, idle = sys.argv[1], sys.argv[2], float(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the job, not to the server
     for name in PRELOADED:
@@ -213,7 +215,7 @@ class ForkServer:
             time.sleep(0.05)
 
     def _receive(self, stub: Stub) -> None:
-        """Answer whether our code is current, or fork a rank; a stub without an answer starts cold."""
+        """Answer whether our code is current, or fork a rank. A stub without an answer starts cold."""
         requests = [None]
         with suppress(OSError, ValueError):
             requests = stub.hear() if is_ours(stub) else requests
@@ -233,7 +235,7 @@ class ForkServer:
         close_files(stub.files) if stub in self.ranks else stub.close()
 
     def _leave(self) -> None:
-        """Stop taking requests, and free the socket's name unless a newer server has it."""
+        """Stop taking requests. Free the socket's name unless a newer server has it."""
         self.leaving = True
         for open_socket in (self.listener, *(stub for stub, pid in self.ranks.items() if pid is None)):
             open_socket.close()
@@ -242,13 +244,16 @@ class ForkServer:
             self.path.unlink()
 
     def _is_found(self) -> bool:
-        """Return whether the socket's name still leads here, not to a newer server or a removed folder."""
+        """Return whether the socket's name still leads here.
+
+        The name may lead to a newer server or to a removed folder.
+        """
         with suppress(OSError):
             return self.path.stat().st_ino == self.inode
         return False
 
     def _fork(self, request: dict, connection: Stub) -> int:
-        """Fork a rank, and return its pid; in the rank this never returns."""
+        """Fork a rank and return its pid. In the rank this call never returns."""
         server = os.getpid()
         if pid := os.fork():
             return pid

@@ -1,4 +1,4 @@
-"""Combine workers' steps into global steps.  Standard library only."""
+"""Combine workers' steps into global steps. Standard library only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ fill the memory."""
 
 
 class GlobalSteps:
-    """Combine worker-steps as they are read, and keep only steps that some worker has not finished.
+    """Combine worker-steps as they are read. Keep only steps that some worker has not finished.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class GlobalSteps:
         del self._sums[self.done + 1 :]
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
-        """Add one worker's step record, with ranks in any order; dropped steps do not count."""
+        """Add one worker's step record, with ranks in any order. Dropped steps do not count."""
         if record.get("dropped"):
             return
         self._taken += 1
@@ -104,7 +104,7 @@ class GlobalSteps:
         waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch, of))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
-        """Return the global steps completed since the last call, in order; call it once all files were read.
+        """Return the global steps completed since the last call, in order. Call it once all files were read.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Goodput of a run: time of the average worker by kind, and the share of steps that count.
+"""Goodput of a run: the average worker's time by kind, and the share of steps that count.
 
 The kinds are those of simulated jobs (:mod:`dlpar.worlds.simulated.failures`).  Standard library only.
 
@@ -69,7 +69,7 @@ class TimeSpent:
         self._spares, self._dead, self._zero = set[int](), set[int](), math.nan  # Unix time of second 0
 
     def header(self, rank: int, record: Record) -> None:
-        """Take a rank's role; the first header of an attempt begins it."""
+        """Take a rank's role. The first header of an attempt begins the attempt."""
         if record.get("attempt", 0) > self._number:
             self._over = self._end if self._first else self._over
             self._wall, self._seconds, self._stopped = self.result()

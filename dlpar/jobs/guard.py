@@ -1,4 +1,4 @@
-"""The guardian of one job: a small process between its owner and its ranks.
+"""Guardian of one job: a small process between its owner and its ranks.
 
 The guardian starts mpiexec, and copies the output of ranks into ``log.txt``.  It ends the whole job when the
 owner asks for this or dies, when a rank fails, or after too long without progress.  In every case it leaves
@@ -109,7 +109,7 @@ class Guardian:
         os.write(self.records, (json.dumps(record) + "\n").encode())
 
     def end(self, status: str, reason: str, rank: int | None = None) -> None:
-        """Decide how the job ends; the first decision holds."""
+        """Decide how the job ends. The first decision holds."""
         if rank in self.killed:
             reason = reason.replace("(perhaps memory ran out)", "on request")
         self.outcome = self.outcome or diagnosis.Outcome(status, reason, rank)
@@ -117,7 +117,7 @@ class Guardian:
     # -- hearing ---------------------------------------------------------
 
     def _listen(self) -> None:
-        """Register the owner, the owner's process and signals."""
+        """Listen to the owner, the owner's process and signals."""
         signals, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
@@ -129,13 +129,15 @@ class Guardian:
             self.selector.register(os.pidfd_open(self.spec["owner"]), selectors.EVENT_READ, self._hear_owner)
 
     def _hear(self, timeout: float) -> None:
-        """Wait for output, the owner or a signal, and act on it."""
+        """Wait for output, the owner or a signal, and handle it."""
         for key, _ in self.selector.select(timeout):
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """Do what the owner asks through pipe 0, signal a rank or end the job; also end it without an
-        owner."""
+        """Handle the owner's requests through pipe 0: signal a rank or end the job.
+
+        Also end the job without an owner.
+        """
         said = os.read(0, 1 << 12).decode() if source == 0 else ""
         for line in said.splitlines() or ["the process that started it has ended, so it was stopped"]:
             self._signal(**json.loads(line)) if line.startswith("{") else self.end("stopped", line)
@@ -155,7 +157,7 @@ class Guardian:
                 self.end("stopped", STOPS[number])
 
     def _hear_queue(self, connection: Any) -> None:
-        """Note the number of jobs ahead; the time limit to start begins when no job is ahead."""
+        """Note the number of jobs ahead. The time limit to start begins when no job is ahead."""
         try:
             messages = self.queue.hear()
         except slots.NoSlots:
@@ -199,7 +201,7 @@ class Guardian:
             self._hear(1.0)
 
     def _choose_command(self) -> None:
-        """Choose the fastest safe start: by the fork server if possible, which is started if needed."""
+        """Choose the fastest safe start. If possible, use the fork server, and start it if needed."""
         command, socket = self.spec["warm"], None
         with suppress(Exception):  # if anything prevents a warm start, a cold start is possible
             socket = fork_server.warm_socket() if command else None
@@ -229,8 +231,9 @@ class Guardian:
             self.selector.register(pipe, selectors.EVENT_READ, self._hear_output)
 
     def _watch_progress(self) -> None:
-        """End a job if no rank has written a line or touched its file for `timeout` seconds. With
-        free-running workers, even a single silent rank ends the job, because the others would continue.
+        """End a job if no rank has written a line or touched its file for `timeout` seconds.
+
+        With free-running workers, even a single silent rank ends the job, because the others would continue.
         """
         now, timeout, ranks = time.monotonic(), self.spec["timeout"], self.spec["ranks"]
         files = diagnosis.rank_files(self.folder)
@@ -316,7 +319,7 @@ class Guardian:
 
 
 def main() -> None:
-    """Read the job as a JSON line from standard input, which stays open while the owner wants the job.
+    """Read the job as a JSON line from standard input. The input stays open while the owner wants the job.
 
     The guardian is a child of this process, which cleans up after it if it is killed.
     """

@@ -1,4 +1,4 @@
-"""Launch and control a job, from a notebook, the command line or a test."""
+"""Launch and control of a job, from a notebook, the command line or a test."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi 
 
 
 class JobFailed(RuntimeError):
-    """A job that did not finish; the message has the reason and every failed rank's traceback."""
+    """Job that did not finish. The message has the reason and every failed rank's traceback."""
 
 
 class Job:
-    """A job: ranks at work in a folder, and a guardian process. The job ends with the process that started
-    the job, even if that process is killed.
+    """Job: ranks at work in a folder, and a guardian process.
+
+    The job ends with the process that started the job, even if that process is killed.
 
     Attributes
     ----------
@@ -122,7 +123,7 @@ class Job:
 
     @property
     def run(self) -> Run:
-        """Run of this job, readable while the job runs."""
+        """Run of this job. It is readable while the job runs."""
         return Run(self.folder)
 
     @property
@@ -136,7 +137,7 @@ class Job:
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill a real rank now, as if its machine died; in other worlds it dies after its present step.
+        """Kill a real rank now, as if its machine died. In other worlds the rank dies after its present step.
 
         Raises
         ------
@@ -159,7 +160,7 @@ class Job:
         self._order(rank, stall=seconds)
 
     def slow(self, rank: int, factor: float = 4.0) -> None:
-        """Make a worker compute `factor` times as long from now on; 1 ends this.
+        """Make a worker compute `factor` times as long from now on. A factor of 1 ends this.
 
         Raises
         ------
@@ -171,7 +172,7 @@ class Job:
         self._order(rank, factor=factor)
 
     def _order(self, rank: int, **order: float) -> None:
-        """Let the guardian signal a rank, or write what the rank reads after each step."""
+        """Let the guardian signal a rank, or write the order that the rank reads after each step."""
         e, pids = self._experiment, pids_of(self.folder)
         can, is_real = {pids[pid] for pid in still_ranks(pids)}, e.cluster.world == "real"
         if can and not is_real:
@@ -187,13 +188,13 @@ class Job:
             file.write(json.dumps({"k": "order", "rank": rank, **order}) + "\n")
 
     def _tell(self, words: str) -> None:
-        """Send the guardian a message; do nothing if the job has ended."""
+        """Send the guardian a message. Do nothing if the job has ended."""
         with suppress(OSError, ValueError):
             self._guardian.stdin.write(words.encode() + b"\n")
             self._guardian.stdin.flush()
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait for the end.
+        """Wait for the end of the job.
 
         Parameters
         ----------
@@ -218,7 +219,10 @@ class Job:
         return self.run
 
     def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
-        """Wait for this many global steps or the end of the job; `TimeoutError` after `timeout` seconds."""
+        """Wait for this many global steps or the end of the job.
+
+        Raise `TimeoutError` after `timeout` seconds.
+        """
         deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
         so_far = Summary(run.id, **facts_of(run.experiment))
         while so_far.steps.done < steps and not self.ended:
@@ -229,7 +233,7 @@ class Job:
         return run
 
     def stop(self, timeout: float = 10.0, reason: str = "stopped by its owner") -> None:
-        """End the job and wait until nothing of it is left; do nothing if it has ended."""
+        """End the job and wait until nothing of it is left. Do nothing if it has ended."""
         self._tell(reason)
         with suppress(OSError, ValueError):
             self._guardian.stdin.close()
@@ -249,7 +253,7 @@ _GUARD = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.jobs.guard imp
 
 
 def launch(experiment: Experiment) -> Job:
-    """Start training and return at once; see ``job.run``, ``job.wait()`` and ``job.stop()``.
+    """Start training and return at once. See ``job.run``, ``job.wait()`` and ``job.stop()``.
 
     Raises
     ------
@@ -263,7 +267,7 @@ def launch(experiment: Experiment) -> Job:
 
 
 def _begin(folder: Path, experiment: Experiment, **calls: bytes) -> Job:
-    """Start a job in its new folder; without a job there is no folder."""
+    """Start a job in its new folder. If the start fails, no folder remains."""
     try:
         (folder / "experiment.json").write_text(experiment.to_json())
         for name, call in calls.items():
@@ -279,7 +283,9 @@ CLEARING = 10.0
 
 
 def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
-    """Resume a run from its newest snapshot in its own folder as another attempt, and return at once.
+    """Resume a run from its newest snapshot and return at once.
+
+    The resumed run is another attempt in the run's own folder.
 
     Under bulk-synchronous schemes, losses and weights equal those of an uninterrupted run.  Steps after the
     snapshot are repeated.  Their records from earlier attempts stay in the folder.
@@ -366,7 +372,7 @@ def check_machine(experiment: Experiment) -> None:
 
 
 def _complaint(run: Run) -> str:
-    """Return the reason and each failed rank's own traceback; a deadlock's reason already names all ranks."""
+    """Return the reason and each failed rank's own traceback. A deadlock's reason already names all ranks."""
     own = sorted((rank, e["traceback"].rstrip()) for rank, e in run.errors.items() if e["type"] not in OF_ALL)
     stories = [f"--- rank {rank} ---\n{traceback}" for rank, traceback in own]
     return "\n\n".join([run.reason or f"the job is {run.status}", *stories])

@@ -1,4 +1,4 @@
-"""Check whether a job fits into the free memory before it starts, so that no rank is killed later.
+"""Check before a job starts that it fits into the free memory, so that no rank is killed later.
 
 The check counts the minimum that a job needs: a rank's own memory (measured), and the weights between hidden
 layers with their gradients and optimizer state.  Input and output layers, activations and data are not
@@ -30,7 +30,9 @@ SMALL = 1e8
 
 
 def check_memory(experiment: Experiment, left: int | None = None, cards: Sequence[Gpu] | None = None) -> None:
-    """Refuse a job that cannot fit into the memory of this machine and its GPUs; not checked on several machines.
+    """Refuse a job that cannot fit into the memory of this machine and its GPUs.
+
+    A job on several machines is not checked.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
 
 
 def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list[tuple[str, float, float]]:
-    """Return the bytes that so many workers need, and those that are left, of the host and of each GPU."""
+    """Return the bytes that so many workers need and the bytes that are left, of the host and of each GPU."""
     shared = workers > len(cards)
     if not cards or (shared and e.cluster.device == "auto"):  # ranks share a GPU only on request
         return [("memory", _need(e, workers), left)]
@@ -74,7 +76,7 @@ def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list
 
 
 def _is_allowed(e: Experiment, workers: int) -> bool:
-    """Return whether the experiment can run on this many workers; a split may need a multiple of a number."""
+    """Return whether the experiment can run on this many workers. A split may need a multiple of a number."""
     try:
         e.replace(workers=workers)
     except BadExperiment:
@@ -83,7 +85,7 @@ def _is_allowed(e: Experiment, workers: int) -> bool:
 
 
 def _need(e: Experiment, workers: int) -> float:
-    """Return the experiment's minimal bytes with this many workers, without servers' shares of the model."""
+    """Return the experiment's minimum bytes with this many workers, without servers' shares of the model."""
     if e.cluster.messages == "sizes":
         return OF_A_SIMULATION
     models = workers * _of_one(e, workers)
@@ -100,7 +102,7 @@ def _bytes_each(e: Experiment) -> tuple[int, int, int]:
 
 
 def _of_one(e: Experiment, workers: int) -> float:
-    """Return the bytes of the model's state on a worker: the mean over the ranks of one model."""
+    """Return the bytes of the model's state on a worker, as the mean over the ranks of one model."""
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
     zero = getattr(e.split, "zero", 0)
@@ -108,7 +110,7 @@ def _of_one(e: Experiment, workers: int) -> float:
 
 
 def hidden_weights(e: Experiment) -> int:
-    """Return the number of weights between hidden layers: a model's minimum for any data."""
+    """Return the number of weights between hidden layers, which is a model's minimum for any data."""
     width, depth = e.model.width, e.model.depth
     return {
         "mlp": (depth - 1) * width**2,

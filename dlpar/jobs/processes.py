@@ -1,4 +1,4 @@
-"""Find and kill processes of one account, or let them die with a parent.  Standard library only."""
+"""Find and kill processes of one account, or let them die with a parent. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Ask for a signal when the parent ends; send it now if the parent, with pid `parent`, has ended."""
+    """Request a signal when the parent ends. Send it now if the parent, with pid `parent`, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
@@ -23,7 +23,7 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def die_with_writer(pipe: int) -> None:
-    """Ask for SIGKILL when the last writing end of a pipe closes; `pipe` is the reading end.  Linux."""
+    """Request SIGKILL when a pipe's last writing end closes. `pipe` is the reading end. Linux only."""
     fcntl.fcntl(pipe, 10, signal.SIGKILL)  # F_SETSIG
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
@@ -38,13 +38,13 @@ def adopt_orphans() -> None:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None if it has ended (a zombie has)."""
+    """Return the parent of a process, or None if it has ended (a zombie has)."""
     state, parent, _ = state_of(pid)
     return None if state in "ZX" else parent
 
 
 def state_of(pid: int) -> tuple[str, int, int]:
-    """Return a process's state (a letter), parent and group; X, 0, 0 if there is no such process."""
+    """Return a process's state (a letter), parent and group, or X, 0, 0 if there is no such process."""
     with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         state, parent, group = file.read().rpartition(b")")[2].split()[:3]
         return state.decode(), int(parent), int(group)
@@ -84,7 +84,7 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
 
 
 def wait_gone(pids: list[int], seconds: float) -> list[int]:
-    """Wait until the processes have ended, and return those still alive after `seconds`."""
+    """Wait until the processes have ended. Return those still alive after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if parent_of(pid) is not None]) and time.monotonic() < deadline:
         with suppress(ChildProcessError):

@@ -83,7 +83,7 @@ def run_rank(argv: list[str]) -> int:
 
 
 def _refusal(ranks: int) -> str | None:
-    """Start MPI, and return None, or the reason why ranks cannot run with it."""
+    """Start MPI. Return None, or the reason why ranks cannot run with it."""
     library = MPI.Get_library_version()
     if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
         return f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
@@ -97,7 +97,7 @@ def _refusal(ranks: int) -> str | None:
 
 
 def _is_simulated(folder: Path) -> bool:
-    """Return whether the job's ranks are simulated; False if this machine does not see the folder."""
+    """Return whether the job's ranks are simulated. Return False if this machine does not see the folder."""
     file = folder / "experiment.json"
     return file.exists() and json.loads(file.read_bytes()).get("cluster", {}).get("world") == "simulated"
 
@@ -112,7 +112,7 @@ def _stack_on_request(folder: Path, rank: int) -> Iterator[None]:
 
 
 def _read_work(folder: Path) -> tuple[Experiment, bytes | None, Attempt]:
-    """Read the experiment, the packed function that replaces training, if any, and the attempt."""
+    """Read the experiment, the attempt, and the packed function that replaces training, if any."""
     call = folder / CALL
     experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
     return experiment, call.read_bytes() if call.exists() else None, Attempt.of(folder)
@@ -136,8 +136,9 @@ def _work(
     record: Recorder,
     attempt: Attempt,
 ) -> Comm:
-    """Train, serve, or call the user's function and write its result, on the recorder's rank. Returns the
-    communicator of the ranks that remain at the end.
+    """Train, serve, or call the user's function and write its result, on the recorder's rank.
+
+    Return the communicator of the ranks that remain at the end.
     """
     comm = record.comm
     if call is not None:
@@ -195,7 +196,7 @@ def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
 
 
 def _note_turns(simulator: Simulator, path: Path) -> None:
-    """Keep the running rank's number in a file, which outlives the process in any case."""
+    """Keep the running rank's number in a file. The file outlives the process in any case."""
     note, turn = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), simulator.next
 
     def noted() -> Task:

@@ -1,4 +1,4 @@
-"""Record a running rank: one JSON line per step, appended to its own file.
+"""Record a running rank, with one JSON line per step, appended to its own file.
 
 The file is the only source of truth about the run: a reader gets nothing else.  A line is complete or absent,
 so a reader may follow the file while it grows.  Steps quicker than `TOGETHER` share a ``write``, because for
@@ -66,7 +66,7 @@ class Span:
 
 
 class RankFile:
-    """An append-only file with one record per line.
+    """Append-only file with one record per line.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class RankFile:
         self._written, self._pending = 0.0, []
 
     def add(self, record: dict[str, Any], soon: bool = False) -> None:
-        """Write a record and all buffered ones, now or within :data:`TOGETHER` if `soon`."""
+        """Write a record and all buffered records, now or within :data:`TOGETHER` if `soon`."""
         self._pending.append(record)
         if not soon or time.monotonic() - self._written >= TOGETHER:
             self.flush()
@@ -96,7 +96,7 @@ class RankFile:
             raise OSError("No space left on device, or the limit of `ulimit -f` is reached")
 
     def touch(self) -> None:
-        """Show progress without a record, because a step of thousands of ranks takes a long time."""
+        """Show progress without a record. A step of thousands of ranks takes a long time."""
         os.utime(self._file)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def _nothing(thing: Any) -> None:
 
 
 class Recorder:
-    """Recorder of one rank, which appends to a file in a run folder.
+    """Recorder of one rank. It appends to a file in a run folder.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class Recorder:
         return self._kinds.get(name) or self._kinds.setdefault(name, Span(self, name))
 
     def step(self, step: int, **facts: Any) -> None:
-        """Finish a step: write a line with its loss, samples, traffic, seconds and spans.
+        """Finish a step. Write a line with its loss, samples, traffic, seconds and spans.
 
         A step on a GPU is written when the next one ends, so that the host never waits for the present one.
         """
@@ -214,8 +214,10 @@ class Recorder:
         self._write(record, soon=True)
 
     def interrupted(self, at: float) -> None:
-        """Count the time since the last step as lost: a rank's death was noticed `at`, and a restart
-        follows."""
+        """Count the time since the last step as lost.
+
+        A rank's death was noticed `at`, and a restart follows.
+        """
         self._write_last()
         spans, self._spans = [] if self._device else self._spans, []  # a GPU's are not timed yet
         again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)
@@ -267,7 +269,7 @@ class Recorder:
 
 
 class Unrecorded(Recorder):
-    """A recorder that writes nothing, to measure the cost of recording."""
+    """Recorder that writes nothing, to measure the overhead of recording."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
@@ -285,7 +287,7 @@ class Unrecorded(Recorder):
 
 
 class Done(NamedTuple):
-    """A step whose work a GPU may not have finished.
+    """Step whose work a GPU may not have finished.
 
     `end`, and the times in `spans`, are moments of the GPU.  On the rank's clock its moment `zero` was `at`.
     `waits` returns the seconds that the GPU waited for messages.
@@ -336,12 +338,12 @@ class DeviceClock:
         return zero, self._now()
 
     def set_again(self) -> None:
-        """Compare the two clocks if that is due, which waits for the GPU."""
+        """Compare the two clocks if that is due. The comparison waits for the GPU."""
         if self._now() - self.zero[1] > self.SET_EVERY:
             self.zero = self._compared()
 
     def timed(self, done: Done) -> tuple[list[tuple[Any, ...]], float]:
-        """Wait until the GPU has done a step; return its non-empty spans and its end on the rank's clock."""
+        """Wait until the GPU has done a step. Return its non-empty spans and its end on the rank's clock."""
         done.end.synchronize()
         seconds = lambda moment: done.at + done.zero.elapsed_time(moment) / 1000
         timed = [(name, seconds(start), seconds(end), *of) for name, start, end, *of in done.spans]

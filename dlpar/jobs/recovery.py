@@ -24,7 +24,7 @@ from dlpar.train import serve, train
 
 
 def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, attempt: Attempt) -> Comm:
-    """Train this rank's part to the end despite deaths, and return the survivors' communicator.
+    """Train this rank's part to the end despite deaths. Return the survivors' communicator.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class Standing(NamedTuple):
 
 
 def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[Comm, Crew, State | None]:
-    """Agree with the survivors on a new crew, and on the state from which this rank continues; collective."""
+    """Agree with the survivors on a new crew, and on the state from which this rank continues. Collective."""
     state, standing = None, Standing(rank, crew)
     if keeper is not None and keeper.is_whole:
         own, done = keeper.standing()
@@ -124,7 +124,7 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
 def tell(
     record: Recorder, keeper: Keeper | None, before: Crew, crew: Crew, state: State | None, noticed: float
 ) -> None:
-    """Record who died, where the others continue, and this worker's interrupted, unrecorded step."""
+    """Record the dead ranks, the step where the others continue, and this worker's interrupted step."""
     part = keeper.parts.get("part") if keeper and state and state.done == keeper.done + 1 else None
     if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.

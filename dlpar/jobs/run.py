@@ -36,11 +36,11 @@ STEP_COLUMNS = [
 
 
 class NoSuchRun(LookupError):
-    """A name that no run has, or a folder without a run."""
+    """Error: no run has this name, or a folder holds no run."""
 
 
 class Run:
-    """A run, read from its folder.
+    """Run, read from its folder.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment that ran; raises `BadExperiment` if this version cannot read it."""
+        """The experiment that ran. Raises `BadExperiment` if this version cannot read it."""
         try:
             return Experiment.from_json(read_plain(self.path / "experiment.json"))
         except OSError as error:
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Reason of the run's end, in one sentence; empty while it lives."""
+        """Reason of the run's end, in one sentence. The text is empty while the run lives."""
         lost = "its launcher was killed, or the machine went down, before the job ended"
         return end["reason"] if (end := self._end()) else lost if self.status == "lost" else ""
 
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def log(self) -> str:
-        """Output of all ranks, each line prefixed by its rank."""
+        """Output of all ranks, with each line prefixed by its rank."""
         return text_of(self.path / "log.txt")
 
     @property
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def snapshots(self) -> list[int]:
-        """Global steps with a snapshot, the newest first."""
+        """Global steps that have a snapshot, the newest first."""
         return snapshots_in(self.path)
 
     def records(self) -> list[tuple[str, Record]]:
@@ -134,7 +134,7 @@ class Run:
         return Tail(self.path).read_all()
 
     def global_steps(self) -> list[GlobalStep]:
-        """Combine the steps of all workers into global steps, without lost steps that were repeated."""
+        """Combine the steps of all workers into global steps. Leave out lost steps that were repeated."""
         return kept(self.global_steps_of_all())
 
     def global_steps_of_all(self) -> list[GlobalStep]:
@@ -149,14 +149,19 @@ class Run:
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """One row per rank: role (worker, server, leaf), host, pid, device, carrier, clock, threads."""
+        """Table with one row per rank: role (worker, server, leaf), host, pid, device, carrier, clock,
+        threads.
+        """
         frame = _frame([record for _, record in self._of_kind("rank")])
         frame = frame if frame.empty else frame.drop(columns="k").drop_duplicates("rank", keep="last")
         return frame if frame.empty else frame.set_index("rank").sort_index()
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row per rank and step, with seconds in ``t compute comm wait`` and sent bytes in ``bytes``."""
+        """Table with one row per rank and step.
+
+        Seconds are in ``t compute comm wait``, and sent bytes in ``bytes``.
+        """
         rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
         # Of repeated steps, the last.
         frame = _frame(rows, STEP_COLUMNS).drop_duplicates(["rank", "step"], keep="last")
@@ -164,7 +169,7 @@ class Run:
 
     @property
     def curve(self) -> pd.DataFrame:
-        """One row per global step (:class:`~dlpar.jobs.global_steps.GlobalSteps`).
+        """Table with one row per global step (:class:`~dlpar.jobs.global_steps.GlobalSteps`).
 
         Columns: ``step``; ``samples`` and ``bytes`` so far; ``seconds``, when the last worker ended the step;
         ``loss``, the mean over the global batch; ``samples_per_s`` of this step.  Steps that some worker
@@ -176,7 +181,8 @@ class Run:
 
     @property
     def attempts(self) -> pd.DataFrame:
-        """One row per attempt: ``first`` and ``last`` step, how many were ``lost``, ``status`` and ``reason``.
+        """Table with one row per attempt: ``first`` and ``last`` step, number ``lost``, ``status`` and
+        ``reason``.
 
         The next attempt repeated lost steps.
         """
@@ -193,7 +199,7 @@ class Run:
 
     @property
     def consensus(self) -> pd.DataFrame:
-        """Consensus distance after each global step, live or finished; no rows without sketches.
+        """Consensus distance after each global step, live or finished. There are no rows without sketches.
 
         Columns: ``step``; ``seconds``, when the last worker ended the step; ``distance``, the root of the
         mean over workers of ‖x_i - mean‖², with the weights at the start of the step.  If workers run free,
@@ -222,7 +228,10 @@ class Run:
 
     @property
     def spans(self) -> pd.DataFrame:
-        """Phases of every rank: ``rank step name start end`` (seconds), in a pipeline with ``micro`` and ``chunk``."""
+        """Phases of every rank: ``rank step name start end`` (seconds).
+
+        A pipeline adds ``micro`` and ``chunk``.
+        """
         rows = [
             (rank_of(source), r["step"], *span, *[None] * (5 - len(span)))
             for source, r in self.records()
@@ -232,11 +241,11 @@ class Run:
 
     @property
     def events(self) -> pd.DataFrame:
-        """Events: ``source name t`` and the fields of each."""
+        """Events of a run: ``source name t`` and the fields of each."""
         return _frame([{"source": f"rank-{rank}", **record} for rank, record in self._of_kind("event")])
 
     def to_csv(self, folder: str | os.PathLike) -> list[Path]:
-        """Write each non-empty table as ``<table>.csv`` into `folder` (made if missing).
+        """Write each non-empty table as ``<table>.csv`` into `folder`. Create the folder if needed.
 
         Returns
         -------
@@ -253,7 +262,7 @@ class Run:
         return written
 
     def to_perfetto(self, path: str | os.PathLike) -> Path:
-        """Write a trace that ui.perfetto.dev and chrome://tracing open: one track per rank.
+        """Write a trace that ui.perfetto.dev and chrome://tracing open, with one track per rank.
 
         Each rank is a process of the trace with one thread for its spans; the loss of its samples is a
         counter.  Source: "Trace Event Format", Google, 2016.
@@ -265,7 +274,7 @@ class Run:
         return Path(path)
 
     def delete(self) -> None:
-        """Remove the folder; raises `RuntimeError` while the run lives."""
+        """Remove the folder. Raises `RuntimeError` while the run lives."""
         if self.live:
             raise RuntimeError(f"run {self.id} is still going on: stop it first")
         shutil.rmtree(self.path)
@@ -296,7 +305,7 @@ def snapshots_in(folder: Path) -> list[int]:
 
 
 def runs() -> list[Run]:
-    """Return all runs kept on this machine, newest first; ``Run(id)`` reopens one."""
+    """Return all runs kept on this machine, newest first. ``Run(id)`` reopens one."""
     return [Run(folder) for folder in reversed(_kept())]
 
 
@@ -319,7 +328,7 @@ def _find(which: str | os.PathLike) -> Path:
 
 
 def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:
-    """Yield a record's events in the Trace Event Format; times in microseconds."""
+    """Yield a record's events in the Trace Event Format. Times are in microseconds."""
     if source == "job":
         return
     of_rank = {"pid": rank_of(source), "tid": 0}

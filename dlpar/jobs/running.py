@@ -16,7 +16,7 @@ from dlpar.jobs.tail import lines_of
 
 
 def stop(job: str) -> None:
-    """Ask a running job to end within 2 s, and return at once; starting jobs are not ended."""
+    """Ask a running job to end within 2 s, and return at once. Starting jobs are not ended."""
     found = [folder for folder in running_folders() if folder.name == job]
     pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
     kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's
@@ -31,7 +31,7 @@ def running_folders() -> list[Path]:
 
 
 def running() -> list[dict[str, Any]]:
-    """List the running jobs: ``{id, says, ranks}``."""
+    """Return the running jobs as ``{id, says, ranks}``."""
     found = [(folder, len(still_ranks(pids_of(folder)))) for folder in running_folders()]
     return [{"id": folder.name, "says": _described(folder), "ranks": ranks} for folder, ranks in found]
 

@@ -1,4 +1,4 @@
-"""Private folders of a job, removal of a killed job's folders, and locks.  Standard library only."""
+"""Private folders of a job, removal of a killed job's folders, and locks. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from dlpar.config.paths import open_plain, private_folder, runtime_folder
 
 
 def lock(path: Path, seconds: float = 0.0) -> int | None:
-    """Open and lock a file, made if missing; return None if another process holds it for `seconds`.
+    """Open and lock a file, and create it if needed.
+
+    Return None if another process holds it for `seconds`.
 
     The kernel frees the lock when the last process that has this descriptor closes it, or dies.
     """
@@ -62,7 +64,10 @@ class Scratch:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a job holds the folder's lock, which the kernel frees when the job ends for any reason."""
+    """Return whether a job holds the folder's lock.
+
+    The kernel frees the lock when the job ends for any reason.
+    """
     try:
         with open_plain(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -72,7 +77,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def sweep(older_than: float = 60.0) -> None:
-    """Remove unlocked folders, at least `older_than` seconds old, of jobs whose guardian was killed."""
+    """Remove unlocked folders of jobs whose guardian was killed, if at least `older_than` seconds old."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         with suppress(OSError):  # removed meanwhile
             old = time.time() - folder.stat().st_mtime > older_than
@@ -88,7 +93,10 @@ def _memory_prefix() -> str:
 
 
 def _memory_root() -> Path:
-    """Return /dev/shm, or the runtime folder if /dev/shm is missing or tiny, as Docker's default of 64 MB."""
+    """Return /dev/shm, or the runtime folder if /dev/shm is missing or tiny.
+
+    Docker's default is 64 MB.
+    """
     if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 256 << 20:
         return Path("/dev/shm")
     return private_folder(runtime_folder() / "memory")

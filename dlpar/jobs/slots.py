@@ -1,4 +1,4 @@
-"""Job slots: a limit on the ranks of all users of a machine, shared in fair turns.  Standard library only.
+"""Job slots: a limit on the ranks of all users of a machine, shared in fair turns. Standard library only.
 
 The keeper has one file for each slot, locked while the slot is taken.  It hands the locked
 files themselves to a job's guardian, which passes them on to mpiexec.  However the job ends, the kernel frees
@@ -49,11 +49,11 @@ LONGEST_TURN = 1800.0
 
 
 class NoSlots(RuntimeError):
-    """A refusal or an exit of the keeper; the message says what is allowed."""
+    """Refusal or exit of the keeper. The message says what is allowed."""
 
 
 def keeper_socket() -> Path | None:
-    """Return the socket of this machine's keeper; None if it has no keeper."""
+    """Return the socket of this machine's keeper, or None if it has no keeper."""
     named = os.environ.get("DLPAR_SLOTS")
     if named is not None:
         return Path(named) if named else None
@@ -66,7 +66,7 @@ def usual_slots() -> int:
 
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the keeper's answer to one question of :class:`Talk`; raises :class:`NoSlots`."""
+    """Return the keeper's answer to one question of :class:`Talk`. Raises :class:`NoSlots`."""
     with Talk(path, question) as talk:
         return talk.hear()[0]
 
@@ -79,7 +79,7 @@ def is_kept(path: Path) -> bool:
 
 
 class Talk(Connection):
-    """One question to the keeper, and its answers.
+    """Question to the keeper, and its answers.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Talk(Connection):
 
 
 class Asker(Connection):
-    """A connection to the keeper with one question, from a waiting or running job or an observer."""
+    """Connection to the keeper with one question, from a waiting or running job or an observer."""
 
     LONGEST = 1024
 
@@ -153,7 +153,7 @@ class Asker(Connection):
 
 
 class Turn(NamedTuple):
-    """A job that got a slot: its user, its connection, and the time by the monotonic clock."""
+    """Turn of a job that got a slot: its user, its connection, and the time by the monotonic clock."""
 
     person: str
     asker: Asker | None
@@ -161,7 +161,7 @@ class Turn(NamedTuple):
 
 
 class Keeper:
-    """Keeper of one machine's slots, which assigns them to jobs.
+    """Keeper of one machine's slots. It assigns the slots to jobs.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class Keeper:
         self.selector: selectors.BaseSelector | None = None
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Answer until `until()`; running jobs keep their slots after that."""
+        """Answer until `until()`. Running jobs keep their slots after that."""
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         while not until():
@@ -214,7 +214,7 @@ class Keeper:
                 self._tell()
 
     def close(self) -> None:
-        """Remove the socket; jobs in the queue notice that it closes."""
+        """Remove the socket. Jobs in the queue notice that it closes."""
         self.path.unlink(missing_ok=True)
         for asker in list(self.askers):
             self._forget(asker)
@@ -264,7 +264,7 @@ class Keeper:
         return sorted(Counter(self.taken.values()).items(), key=lambda turn: turn[0].since)
 
     def _end_longest(self, next_one: Asker) -> None:
-        """Take back as many slots as are missing, from others' jobs that have kept slots too long."""
+        """Reclaim the missing slots from other users' jobs that have held slots too long."""
         lacking = next_one.wants - (self.slots - len(self.taken))
         for turn, slots in self._turns():
             if lacking <= 0 or time.monotonic() - turn.since <= self.longest:

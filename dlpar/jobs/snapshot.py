@@ -1,4 +1,4 @@
-"""Snapshots: the state of every rank, written during training, from which a run is resumed.
+"""Snapshots: the state of every rank, written during training and used to resume a run.
 
 A rank's state is a set of named tensors and numbers with a version.  An object lists the attributes that
 belong to its state: ``kept = ("weights", "optimizer")``.  Nested objects do the same. Each rank writes its
@@ -50,7 +50,7 @@ and ``{"object": {attribute: …}}``."""
 
 
 def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
-    """Return an object's state as a tree, and put copies of its tensors into `tensors`, on the host."""
+    """Return an object's state as a tree. Copy its tensors into `tensors`, on the host."""
     if thing is None or isinstance(thing, (bool, int, float, str)):
         return thing
     if isinstance(thing, torch.Tensor):
@@ -66,7 +66,10 @@ def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
 
 
 def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Restore an object from a tree, in place for objects and for tensors of equal shape, and return it."""
+    """Restore an object from a tree and return it.
+
+    Objects, and tensors of equal shape, are restored in place.
+    """
     if not isinstance(tree, dict):
         return tree
     (kind, held), *_ = tree.items()
@@ -138,7 +141,7 @@ class State:
 
     @classmethod
     def read(cls, path: Path) -> State:
-        """Read a shard; raises `ValueError` if it is torn or changed."""
+        """Read a shard. Raises `ValueError` if it is torn or changed."""
         try:
             with safe_open(path, "pt") as file:
                 meta = file.metadata()
@@ -208,7 +211,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
 
 
 def check(folder: Path, step: int, e: Experiment) -> int:
-    """Return the number of workers in a snapshot; `ValueError` if it is torn, or fits another run."""
+    """Return the number of workers in a snapshot. Raise `ValueError` if it is torn or fits another run."""
     try:
         manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
         of, workers, shards = manifest["of"], int(manifest["workers"]), list(map(int, manifest["shards"]))
@@ -233,7 +236,7 @@ def identity(experiment: Experiment) -> str:
 
 
 class Attempt(NamedTuple):
-    """An attempt: one of the jobs that together make a run.
+    """Attempt: one of the jobs that together make a run.
 
     Attributes
     ----------
@@ -266,7 +269,7 @@ class Attempt(NamedTuple):
         return experiment if is_same else resized(experiment, self.workers)
 
     def state(self, folder: Path, experiment: Experiment, rank: int) -> State | None:
-        """Return the initial state of a rank; None in a first attempt.
+        """Return the initial state of a rank, or None in a first attempt.
 
         With another number of workers, flat ranges of ZeRO are cut again, and servers keep their state.
         Other workers take the common state of one replica, or in gossip each takes the state of one replica.
@@ -284,7 +287,7 @@ class Attempt(NamedTuple):
 
 
 def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
-    """Return the state of one of `parts` ranks that divide flat tensors among them, from all previous states.
+    """Return the state of one of `parts` ranks that divide flat tensors, from all previous states.
 
     Rank r of N holds range (r + `shift`) mod N: of each group of parameters in ZeRO, where the state of stage 3 lists
     the lengths of the groups, and of each bucket on servers, where `shift` is 0.
@@ -332,7 +335,7 @@ def written() -> None:
 
 
 class Orders(Death):
-    """Death of a rank on request, and orders to the rank while it runs.
+    """Requested death of a rank, and orders to the rank while it runs.
 
     Parameters
     ----------
@@ -363,7 +366,7 @@ class Orders(Death):
 
 
 class Keeper(comm.Keeper):
-    """Keeper of one rank's state: it restores this state in a resumed run, and writes it every few steps.
+    """Keeper of one rank's state. It restores the state in a resumed run, and writes it every few steps.
 
     Parameters
     ----------
@@ -405,13 +408,13 @@ class Keeper(comm.Keeper):
         self._copied = self._writing = None  # the last copy and its step, before and while it is written
 
     def hold(self, **parts: Any) -> None:
-        """Add objects to this rank's state; in a resumed run, restore their state."""
+        """Add objects to this rank's state. In a resumed run, restore their state."""
         self.parts |= parts
         for name in parts.keys() & (self.state.tree if self.state else ()):
             put(self.state.tree[name], parts[name], self.state.tensors)
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
-        """Die or take a snapshot, if due after `done` global steps, `own` of them by this rank.
+        """Die or take a snapshot, if due after `done` global steps. This rank did `own` of them.
 
         The last step's snapshot is taken `at_end`, when all ranks have the final weights.
         """
@@ -433,7 +436,7 @@ class Keeper(comm.Keeper):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this rank's state is complete, so that it or other ranks can continue from it."""
+        """Return whether this rank's state is complete, so that any rank can continue from it."""
         return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
 
     def standing(self) -> tuple[int, int]:
@@ -444,7 +447,7 @@ class Keeper(comm.Keeper):
         return done, done
 
     def close(self) -> None:
-        """Wait for the pending snapshot, and record it; a failed snapshot does not stop training."""
+        """Wait for the pending snapshot and record it. A failed snapshot does not stop training."""
         self._submit()
         if self._writing is not None:
             done, self._writing = self._writing, None
@@ -454,7 +457,7 @@ class Keeper(comm.Keeper):
                 self.record.event("no snapshot", reason=str(error))
 
     def _submit(self) -> None:
-        """Begin to write the last copy, a step later: now all ranks have recorded the steps in it."""
+        """Begin to write the last copy, one step later. By then all ranks have recorded the steps in it."""
         if self._copied:
             self._writing, self._copied = _writer.submit(self._write, *self._copied), None
 
@@ -467,7 +470,7 @@ class Keeper(comm.Keeper):
         return {"step": step, "bytes": sum(tensor.nbytes for tensor in state.tensors.values())}
 
     def _commit(self, folder: Path, step: int) -> None:
-        """Complete a snapshot with its manifest, and drop older ones; two ranks may do this at once."""
+        """Complete a snapshot with its manifest, and drop older snapshots. Two ranks may do this at once."""
         e = self.experiment
         manifest = {"step": step, "workers": e.workers, "shards": self.shards, "of": identity(e)}
         whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())

@@ -1,4 +1,4 @@
-"""Stub: the program that mpiexec starts in a warm launch, while the fork server forks the rank.
+"""Stub that mpiexec starts in a warm launch, while the fork server forks the rank.
 
 Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank with this process's
 environment, folder and file descriptors.  The stub waits, and ends with the rank's status.  If the stub is
@@ -19,7 +19,7 @@ from dlpar.jobs.unix_sockets import ask
 
 
 def main() -> None:
-    """Request a forked rank, and end as the rank ends."""
+    """Request a forked rank, and exit as the rank exits."""
     die_with_parent(os.getppid())
     rank = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
     try:

@@ -1,4 +1,4 @@
-"""Summary of a run, as printed by ``dlpar run --json`` and stored in ``summary.json``.
+"""Summary of a run, printed by ``dlpar run --json`` and stored in ``summary.json``.
 
 Only the standard library is used, so that the guardian of a job can write it
 without loading anything heavy.
@@ -42,7 +42,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
 
 
 class Summary:
-    """Accumulate the records of a run, in memory that grows only with unfinished steps.
+    """Accumulate the records of a run. Memory grows only with unfinished steps.
 
     Parameters
     ----------
@@ -92,13 +92,13 @@ class Summary:
         self.steps.ready(late=math.inf)
 
     def add_all(self, folder: Path) -> None:
-        """Add all records of a run folder, part by part, which shows the steps that are done again."""
+        """Add all records of a run folder, part by part. The parts show which steps are done again."""
         self.time = TimeSpent(ended_in(folder))
         for records in iter(Tail(folder).read, []):
             self.add(records)
 
     def _add(self, rank: int, record: dict[str, Any]) -> None:
-        """Add a record of any kind but a step's."""
+        """Add a record of any kind except a step's."""
         kind = record["k"]
         if kind == "eval":
             self.accuracy = record["accuracy"]
@@ -118,7 +118,7 @@ class Summary:
                 self._sent([record.get("bytes", 0)])
 
     def _count(self, steps: list[dict[str, Any]]) -> None:
-        """Add many steps at once, which is several times quicker than adding them one by one."""
+        """Add many steps at once. This is several times faster than adding them one by one."""
         self.samples += sum([step["samples"] for step in steps if not step.get("dropped")])
         self._sent([step["bytes"] for step in steps])
         self.lead = max(self.lead, max([step["lead"] for step in steps]))
@@ -132,7 +132,7 @@ class Summary:
         self.bytes = None if unknown else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
-        """Return the summary, ready for JSON, once all records were added; missing figures are None.
+        """Return the summary, ready for JSON, once all records were added. Missing figures are None.
 
         It has ``chosen`` only if the scheme made a choice.
         """
@@ -173,7 +173,7 @@ def in_words(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def distribution(counts: Counter[int]) -> dict[str, float | int | None]:
-    """Return mean, 99th percentile and maximum of counted values; None without any."""
+    """Return mean, 99th percentile and maximum of counted values, or None without any."""
     total = counts.total()
     if not total:
         return {"mean": None, "p99": None, "max": None}

@@ -1,4 +1,4 @@
-"""Read a growing run folder: only new bytes and whole lines."""
+"""Read a growing run folder, only new bytes and whole lines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def source_of(name: str) -> str:
 
 
 def attempts_in(folder: Path) -> list[list[str]]:
-    """List the names of a run's record files by attempt, the present attempt last."""
+    """Return the names of a run's record files by attempt, the present attempt last."""
     names = glob("*.jsonl", root_dir=folder)
     earlier = [match for match in map(EARLIER.fullmatch, names) if match]
     found: list[list[str]] = [[] for _ in range(2 + max((int(match[2]) for match in earlier), default=-1))]
@@ -76,7 +76,7 @@ def attempts_in(folder: Path) -> list[list[str]]:
 
 
 def end_in(folder: Path, names: Iterable[str]) -> Record | None:
-    """Return the record of a job's end in some files of a run folder."""
+    """Return the record of a job's end from some files of a run folder."""
     jobs = (lines_of(folder / name) for name in names if name.startswith("job"))
     return next((record for lines in jobs for record in lines if record.keys() >= {"status", "reason"}), None)
 
@@ -137,13 +137,16 @@ class Tail:
 
 
 def lines_of(path: Path) -> Iterator[Record]:
-    """Yield the records of one file from its beginning, one at a time; none if it is not a plain file."""
+    """Yield the records of one file from its beginning, one at a time.
+
+    Yield none if it is not a plain file.
+    """
     with suppress(OSError), open_plain(path) as file:
         yield from filter(None, map(record_of, file))
 
 
 def record_of(line: bytes, source: str = "") -> Record | None:
-    """Return the record of a line; None if the line is torn, as by a full disk, or lacks a field."""
+    """Return the record of a line. Return None if the line lacks a field or is torn, as by a full disk."""
     try:
         record = loads(line)
         if not record.keys() >= NEEDED.get(record["k"], set()):

@@ -1,4 +1,7 @@
-"""Unix sockets between processes of one machine, which carry lines of JSON and open files.  Standard library only."""
+"""Unix sockets between one machine's processes. They carry lines of JSON and open files.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """Open a listening socket at `path`, instead of a killed server's; `mode` defines who may connect."""
+    """Open a listening socket at `path`, and replace a killed server's. `mode` defines who may connect."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -24,14 +27,14 @@ def listen(path: Path, mode: int) -> socket.socket:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the account at the other end of a connection, as given by the kernel; None on macOS."""
+    """Return the account at the other end of a connection, as given by the kernel. Return None on macOS."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether the other end is this account; on macOS only the private folder ensures this."""
+    """Return whether the other end is this account. On macOS only the private folder ensures this."""
     return user_of(connection) in (None, os.getuid())
 
 
@@ -42,7 +45,7 @@ def close_files(files: list[int]) -> None:
 
 
 class Connection(socket.socket):
-    """One end of a connection that carries messages: values ready for JSON.
+    """End of a connection that carries messages, which are values ready for JSON.
 
     Parameters
     ----------
@@ -67,14 +70,14 @@ class Connection(socket.socket):
         self._heard = b""
 
     def say(self, message: Any, files: Sequence[int] = ()) -> None:
-        """Send a message, with open files; raises `OSError` if the other end has gone or does not listen."""
+        """Send a message, with open files. Raises `OSError` if the other end has gone or does not listen."""
         line = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self, [line], files)
         if sent < len(line):  # the other end may already have answered and closed
             self.sendall(line[sent:])
 
     def hear(self) -> list[Any]:
-        """Wait for some bytes, and return the complete messages so far, possibly none.
+        """Wait for some bytes. Return the complete messages so far, possibly none.
 
         Raises
         ------
@@ -94,7 +97,7 @@ class Connection(socket.socket):
             raise ValueError("a message is nested too deeply") from None
 
     def messages(self) -> Iterator[Any]:
-        """Yield each message as it arrives; raises as :meth:`hear` does."""
+        """Yield each message as it arrives. Raises as :meth:`hear` does."""
         while True:
             yield from self.hear()
 
@@ -107,8 +110,9 @@ class Connection(socket.socket):
 def ask(
     path: str | os.PathLike, question: Any, files: Sequence[int] = (), seconds: float | None = None
 ) -> Connection:
-    """Send a question, with open files, to a server of this account, and return the connection for its
-    answer.
+    """Send a question, with open files, to a server of this account.
+
+    Return the connection for its answer.
 
     Raises
     ------

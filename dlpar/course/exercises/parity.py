@@ -1,4 +1,4 @@
-"""Exercises that must match one process: ZeRO (lab 07b), layers cut over ranks (lab 08), schemes (any lab)."""
+"""Exercises whose result must match one process: ZeRO (lab 07b), cut layers (lab 08), schemes (any lab)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def _weights(ranks: int) -> list[torch.Tensor]:
 
 
 def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
-    """Return a rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …], or random numbers if it is graded."""
+    """Return a rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …].
+
+    A graded answer gets random numbers instead.
+    """
     import torch
 
     if draw := secret("gradient", ranks, rank, step):
@@ -104,7 +107,7 @@ DIVIDED = "{name} computes what one process does, with one all-reduce each way, 
 
 
 def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
-    """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
+    """Call ``student(comm, x, up, down, of_y)`` on every rank, with the rank's pieces of two layers.
 
     The function must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input,
     and the gradients of the rank's weights. It may send at most an all-reduce of the output and one of the
@@ -156,7 +159,9 @@ def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
 
 
 def _problem(ranks: int) -> list[torch.Tensor]:
-    """Return x, up, down and the gradient of y: a whole perceptron, ``y = relu(x @ up.T) @ down.T``, and its data.
+    """Return x, up, down, the gradient of y, and its data.
+
+    The problem is a whole perceptron: ``y = relu(x @ up.T) @ down.T``.
 
     All are float64 and the same on every rank, and no two numbers are equal. If graded, they are random.
     """
@@ -224,7 +229,7 @@ def _steps_differ(told: list[dict[str, Any]]) -> str:
 
 
 def _trained_alike(told: list[dict[str, Any]]) -> str:
-    """Return the sentence for a right scheme, which compares the data sent in a step with a ring's."""
+    """Return the sentence for a right scheme. It compares the data sent in a step with a ring's."""
     ring = closed_form("ring", len(told), told[0]["elements"], itemsize=8)
     busiest = f"{ring.busiest_bytes:,} the busiest worker"
     theirs = f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {busiest}"
@@ -237,7 +242,7 @@ def _trained_alike(told: list[dict[str, Any]]) -> str:
 
 
 def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme]) -> dict[str, Any]:
-    """Train beside one process with the whole batch; return the first difference and the data sent."""
+    """Train beside one process that has the whole batch. Return the first difference and the data sent."""
     from dlpar.lab.figures.probes import prepared  # imported here, because it imports torch
     from dlpar.split import make_split
     from dlpar.sync import scheme

@@ -74,7 +74,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
-    """Name the first step whose loss differs from the loss with 1F1B; the last stage knows the loss."""
+    """Name the first step whose loss differs from the loss with 1F1B. The last stage knows the loss."""
     for step, (mine, right) in enumerate(told[-1]):
         if not math.isclose(mine, right, rel_tol=1e-9):
             return f", in step {step}, the loss is {mine:.6g}, with 1F1B {right:.6g}."
@@ -106,7 +106,7 @@ def _wrong_with(given: Any, size: Size) -> str:
 
 
 def _not_each_once(own: Any, microbatches: int) -> str:
-    """Name the first entry of a stage's list that is not an action or is repeated, or a missing action."""
+    """Name the first entry of a stage's list that is no action or is repeated, or a missing action."""
     wanted = [Action(kind, micro) for kind in SECONDS for micro in range(microbatches)]
     if not isinstance(own, (list, tuple)):
         return f"got {short(own)}, expected a list of actions"
@@ -160,10 +160,13 @@ def _told(action: Action) -> str:
 
 
 def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float, float]]:
-    """Return the loss of each step with these lists and with 1F1B; empty if another rank knows it."""
+    """Return the loss of each step with these lists and with 1F1B.
+
+    Return empty lists if another rank knows the loss.
+    """
 
     class Losses(Unrecorded):
-        """A stage that keeps its losses, so that they can be read."""
+        """Pipeline stage that keeps its losses, so that they can be read."""
 
         def step(self, step: int, loss: Any = None, **facts: Any) -> None:
             losses.append(loss)

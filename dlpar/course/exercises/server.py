@@ -84,7 +84,7 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
 
 
 def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
-    """Run a server with backup workers; it answers a push by ``on_push(server, worker, gradient)``.
+    """Run a server with backup workers. It answers a push by ``on_push(server, worker, gradient)``.
 
     The function must gather a push of the present version, and drop others.  With ``server.needed`` pushes it
     moves the weights by the learning rate times their mean, counts the version, and clears the list.  The
@@ -104,7 +104,10 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
 
 
 def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints: Sequence[str]) -> Verdict:
-    """Run a server for each value of s or b; `said` praises right answers, with the largest age and lead."""
+    """Run a server for each value of s or b.
+
+    `said` praises right answers, with the largest age and lead.
+    """
 
     def complain(told: list[Any]) -> str:
         found = (f" and {letter} = {n}, {first}." for n, (first, *_) in zip(values, told[0]) if first)
@@ -119,7 +122,7 @@ def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints
 
 
 def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], letter: str) -> list[Any]:
-    """Serve on rank 0 and push on the others, for one bound or number of backup workers after another."""
+    """Serve on rank 0 and push on the others, for each bound or number of backup workers in turn."""
     found = []
     for value in values:
         found.append(_push(comm, value) if comm.rank else _serve(comm, on_push, value, letter))
@@ -128,7 +131,10 @@ def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], let
 
 
 def _push(comm: Comm, bound: int) -> None:
-    """Push gradients of whole numbers, different in every push; if graded, gradients and pauses are random."""
+    """Push gradients of whole numbers, different in every push.
+
+    For a graded answer, gradients and pauses are random.
+    """
     import torch
 
     weights, usual = comm.empty(LENGTH), 0.008 if comm.rank == comm.size - 1 else 0.002
@@ -143,7 +149,7 @@ def _push(comm: Comm, bound: int) -> None:
 
 
 def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> tuple[str, int, int]:
-    """Answer by the rule, and compare the student's function until it differs.
+    """Answer by the rule, and compare the student's function until its answer differs.
 
     Returns the first error, the age of the oldest gradient and the largest lead.
     """
@@ -174,7 +180,7 @@ def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> 
 
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Handle a push as `on_push` must; return the workers that may be answered."""
+    """Handle a push as `on_push` must. Return the workers that may be answered."""
     desk.weights.add_(gradient, alpha=-desk.lr / max(1, desk.version - desk.read[worker]))
     desk.version += 1
     desk.clock[worker] += 1
@@ -184,7 +190,7 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 
 
 def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Handle a push as `on_push` must with backup workers; return the workers that may be answered."""
+    """Handle a push as `on_push` must with backup workers. Return the workers that may be answered."""
     desk.clock[worker] += 1
     desk.waiting.append(worker)
     if desk.read[worker] == desk.version:

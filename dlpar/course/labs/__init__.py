@@ -23,7 +23,10 @@ _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, 
 
 
 def on_cpu(runs: Any) -> Any:
-    """Choose the CPU in real experiments that leave the device open, because labs describe processors."""
+    """Choose the CPU in real experiments that leave the device open.
+
+    The labs describe processors.
+    """
     if isinstance(runs, Experiment):
         stated = (
             runs.cluster.world != "real" or runs.cluster.device != "auto" or runs.cluster.carrier != "auto"
@@ -46,7 +49,9 @@ TABLES: dict[str, tuple[Row, ...]] = {
 
 
 def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
-    """Return the rows of some labs, such as ``["00", "03"]``, each with the lab's number; default: all labs.
+    """Return the rows of some labs, such as ``["00", "03"]``, each with the lab's number.
+
+    The default is all labs.
 
     Raises
     ------

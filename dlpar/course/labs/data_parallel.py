@@ -1,4 +1,4 @@
-"""Lab 07: gradients are sent in buckets during the backward pass; part of this communication is exposed."""
+"""Lab 07: the backward pass sends gradients in buckets. Part of this communication is exposed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ exact."""
 
 
 def overlapped_training() -> Experiment:
-    """Simulate eight GPUs on two machines with the clock of VGG-16, and communication during computing.
+    """Simulate eight GPUs on two machines with the clock of VGG-16. Communication overlaps computation.
 
     The bytes and FLOPs of VGG-16 are spread over the layers of a small network; each layer is a bucket.
     """
@@ -39,7 +39,7 @@ def paced_overlap() -> list[Experiment]:
 
 
 def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **sync: float) -> Experiment:
-    """Simulate two steps of 16 GPUs; messages carry sizes only."""
+    """Simulate two steps of 16 GPUs. Messages carry sizes only."""
     sync = {"scheme": "ring", **sync}
     return sizes_only(workload, platform_file(platform), workers=16, batch=batch, steps=2, sync=sync)
 
@@ -58,7 +58,7 @@ def overlap_hides_everything() -> dict[str, Experiment]:
 
 
 def one_cause_less() -> dict[str, Experiment]:
-    """Train the four networks with overlap: with twice the samples, and with buckets of 1 MB."""
+    """Train the four networks with overlap: once with twice the samples, once with buckets of 1 MB."""
     usual = _networks("twice the samples", overlap=True)
     twice = {title: each.replace(batch=2 * each.batch) for title, each in usual.items()}
     return twice | _networks("1 MB buckets", overlap=True, bucket_mb=1)
@@ -78,7 +78,10 @@ def parts_ms(run: Run) -> dict[str, float]:
 
 
 def smaller_buckets(platform: str = "cloud", overlap: bool = True, workers: int = 16) -> list[Experiment]:
-    """Train Inception V3 with buckets from one layer to all layers; a message takes 0.1 ms in the cloud."""
+    """Train Inception V3 with buckets from one layer to all layers.
+
+    In the cloud a message takes 0.1 ms.
+    """
     asked = _on_16("inception3", platform, overlap=overlap).replace(workers=workers)
     return [asked.replace(sync={"bucket_mb": mb}) for mb in (0.02, 0.25, 1, 2, 8, 32, 64, 128)]
 

@@ -1,4 +1,4 @@
-"""Lab 00: four processes are not four times as fast as one, and they learn the same."""
+"""Lab 00: four processes are not four times as fast as one process, and they learn the same model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def four_times_faster() -> list[Experiment]:
 
 
 def four_gpus() -> Experiment:
-    """Run four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
+    """Run four processes on the clock of four GPUs in one box. A small network stands in for ResNet-50."""
     model, sync = {"name": "mlp", "width": 64, "depth": 1}, {"scheme": "ring", "bucket_mb": 4096}
     cluster = {"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1}
     return Experiment(model=model, batch=32, steps=6, evaluate_every=1000, sync=sync, cluster=cluster)

@@ -29,14 +29,14 @@ def _learn_apart(run: Run) -> Shown:
 
 
 def _mixing(**sync: object) -> Experiment:
-    """Let eight workers with different weights only average: learning rate 0, in float64."""
+    """Let eight workers with different weights only average, in float64 and with learning rate 0."""
     training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
     sync = {"scheme": "gossip", "start": "random", **sync}
     return Experiment(model="linear", data="diabetes", **training, sync=sync, cluster=SIMULATED)
 
 
 def pure_mixing() -> list[Experiment]:
-    """Let eight workers only average: on a ring, on exp2, on a complete graph, and with one peer a step.
+    """Let eight workers only average: on a ring, exp2, a complete graph, and with one peer a step.
 
     With a learning rate of 0 only mixing remains; in float64 distances can become very small.
     """
@@ -51,7 +51,7 @@ def _at_the_eigenvalue(runs: list[Run]) -> Shown:
 
 
 def two_islands() -> list[Experiment]:
-    """Train on a ring and on islands, each with iid shards and with shards sorted by label.
+    """Train on a ring and on islands, with iid shards and with shards sorted by label.
 
     The order is ring iid, islands iid, ring by_label, islands by_label.
     """
@@ -69,7 +69,10 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 
 def more_neighbours() -> list[Experiment]:
-    """Simulate 16 machines on 1 Gb Ethernet: one peer a step, 2, 7 and 15 neighbours; the same batches."""
+    """Simulate 16 machines on 1 Gb Ethernet: one peer a step, and 2, 7 and 15 neighbours.
+
+    All runs see the same batches.
+    """
     training = dict(workers=16, batch=256, steps=100, lr=0.2, evaluate_every=5, cluster=SIMULATED)
     common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
     graphs = [common.replace(sync={"topology": graph}) for graph in GRAPHS]
@@ -100,7 +103,7 @@ def _islands_never_agree(runs: list[Run]) -> Shown:
 
 
 def slow_neighbour() -> list[Experiment]:
-    """Average with all neighbours each step, or in pairs (AD-PSGD); one worker is four times slower.
+    """Average with all neighbours each step, or in pairs (AD-PSGD). One worker is four times slower.
 
     Steps take 10 ms.  Delays need no core, so the effect shows on any machine.
     """

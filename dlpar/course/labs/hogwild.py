@@ -17,7 +17,7 @@ def shared_weights() -> Experiment:
 
 
 def races() -> dict[str, Experiment]:
-    """Let four writers race with sparse to dense updates, each at the best of the rates 0.25, 1 and 4.
+    """Let four writers race with sparse to dense updates, each at its best rate of 0.25, 1 and 4.
 
     A worker's update comes from 1, 8 or 64 texts and writes only their words.  The last experiment writes all
     weights each time, changed or not.
@@ -52,7 +52,7 @@ def _more_conflicts_no_harm(pairs: list[list[Run]]) -> Shown:
 
 
 def lock_free_scaling() -> list[Experiment]:
-    """Make dense updates of 1.1 million weights by 1, 2, 4 and more processes.
+    """Make dense updates of 1.1 million weights with 1, 2, 4 and more processes.
 
     There are up to twice as many processes as cores, each with its own batch and one thread.  The number of updates
     is the same.
@@ -71,7 +71,7 @@ def _cores_limit_and_updates_age(runs: list[Run]) -> Shown:
 
 
 def slow_writer() -> Experiment:
-    """Take steps of 10 ms with one worker that is four times slower; no worker waits for it.
+    """Take steps of 10 ms. One worker is four times slower, and no worker waits for it.
 
     Delays need no core, so the effect shows on any machine.
     """

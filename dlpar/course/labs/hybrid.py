@@ -1,4 +1,4 @@
-"""Lab 10: data, tensor and pipeline parallelism combined: the gain, the order of axes, and each rank's memory."""
+"""Lab 10: combined data, tensor and pipeline parallelism: gain, order of axes, and memory of each rank."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def distbelief(push_every: int = 1) -> Experiment:
 
 
 def paced_grid() -> Experiment:
-    """Run 2 × 2 × 2 on eight processes, with the cluster's clock."""
+    """Run 2 × 2 × 2 on eight processes with the cluster's clock."""
     return grid(PAIRS, 2, 2, 2, steps=2, cluster={"world": "paced"})
 
 

@@ -29,7 +29,7 @@ def _uneven_parts_end_elsewhere(runs: list[Run]) -> Shown:
 
 
 def tree_or_star() -> Collectives:
-    """Time tree and star on 8 paced ranks, from 1 kB to 400 kB."""
+    """Time a tree and a star on 8 paced ranks, from 1 kB to 400 kB."""
     sizes = (1_000, 4_000, 20_000, 100_000, 400_000)
     return Collectives(names=("star", "tree"), ranks=8, sizes=sizes, world="paced", platform=CLUSTER)
 
@@ -48,7 +48,7 @@ def digits_by_mapreduce() -> list[Experiment]:
 
 
 def unsteady() -> list[Experiment]:
-    """Run four workers with steps of 10 ms each, or of 10 ms on average.
+    """Run four workers with steps of exactly 10 ms, and with steps of 10 ms on average.
 
     Delays need no core, so the effect shows on any machine.
     """

@@ -1,4 +1,4 @@
-"""Lab 08: one model on several ranks, with the part on each rank, the messages, and the gain."""
+"""Lab 08: one model on several ranks: each rank's part, the messages, and the gain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CNN = Experiment(model={"name": "cnn", "width": 64}, batch=64, dtype="float64")
 
 
 def split_in_two() -> Experiment:
-    """Split a small cnn over two real ranks, by channels; its images may be cut, too."""
+    """Split a small cnn over two real ranks by channels. Its images may be cut instead."""
     return CNN.replace(workers=2, split="tensor", steps=40, evaluate_every=20)
 
 
@@ -54,7 +54,7 @@ def _slow_links_make_it_slower(runs: list[Run]) -> Shown:
 
 
 def in_the_background() -> list[Experiment]:
-    """Simulate a step of a deeper perceptron on four GPUs: NVLink and Ethernet, with and without overlap."""
+    """Simulate a step of a deeper perceptron on four GPUs with NVLink and Ethernet, with and without overlap."""
     split = [{"kind": "tensor", "async_allreduce": is_async} for is_async in (False, True)]
     steps = [_one_step(1024, LINKS[link], workers=4, batch=512) for link in ("NVLink", "10gbe")]
     return [step.replace(model={"depth": 5}, split=each) for step in steps for each in split]
@@ -68,7 +68,7 @@ def _it_hides_where_computing_is_long(runs: list[Run]) -> Shown:
 
 
 def pieces_of_images() -> list[Experiment]:
-    """Take 20 steps by one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
+    """Take 20 steps with one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
     whole = CNN.replace(workers=1, steps=20, evaluate_every=1000, cluster={"world": "simulated"})
     cuts = ((3, 1), (2, 2), (3, 2))
     split = [{"kind": "spatial", "rows": rows, "columns": columns} for rows, columns in cuts]

@@ -8,7 +8,10 @@ from dlpar.course.rehearse import Row, measured, pace_ms
 
 
 def few_and_many() -> dict[str, Experiment]:
-    """Train a network of 3 wide layers and one of 21 narrow layers, with equal FLOPs, on 8 and on 1,024 samples."""
+    """Train a network of 3 wide layers and one of 21 narrow layers, with equal FLOPs.
+
+    Each trains on 8 and on 1,024 samples.
+    """
     alone = Experiment(workers=1, steps=40, lr=0.01, evaluate_every=1000, cluster={"threads": 1})
     sizes = [(batch, depth, width) for batch in (8, 1024) for depth, width in ((2, 256), (20, 64))]
     model = lambda depth, width: {"depth": depth, "width": width}
@@ -16,7 +19,7 @@ def few_and_many() -> dict[str, Experiment]:
 
 
 def launches() -> dict[str, Experiment]:
-    """Simulate a step on an H100 for growing batches: with launches of 5 µs each, and with free launches."""
+    """Simulate a step on an H100 for growing batches. Launches take 5 µs each, or are free."""
     alone = Experiment(workers=1, steps=5, cluster={"world": "simulated", "messages": "sizes"})
     at = {"launches cost": platform_file("one-h100"), "free launches": "h100-nvlink"}
     sizes = [(name, batch) for name in at for batch in (8, 1024, 131_072)]

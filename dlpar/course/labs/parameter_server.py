@@ -25,7 +25,7 @@ LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, 
 
 
 def _pace(run: Run) -> float:
-    """Return the milliseconds from one global step to the next, in the long run."""
+    """Return the long-run milliseconds from one global step to the next."""
     return 100 * run.curve["seconds"].diff(10).median()
 
 
@@ -44,7 +44,7 @@ def _slow_is_stale(run: Run) -> Shown:
 
 
 def pull_apart() -> list[Experiment]:
-    """Get weights with the answer to a push, or by a separate pull; workers never pause."""
+    """Get weights with the answer to a push, or by a separate pull. Workers never pause."""
     reply = Experiment(**SMALL, workers=4, steps=120, sync=ps(consistency="asp"))
     return [reply, reply.replace(sync={"pull": "separate"})]
 
@@ -61,17 +61,19 @@ def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
 
 
 def bound_and_a_slow_worker() -> list[Experiment]:
-    """Pace four workers under bsp, ssp and asp; one of them is always four times slower."""
+    """Pace four workers under bsp, ssp and asp. One of them is always four times slower."""
     return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=SLOW, cluster=PACED)
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
-    """Simulate four workers under bsp and ssp; all are sometimes slow, but none is always slow."""
+    """Simulate four workers under bsp and ssp. All are sometimes slow, but none is always slow."""
     return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=ALONE)[:2]
 
 
 def more_updates() -> dict[str, Experiment]:
-    """Train eight workers, two of them slow, with momentum and a high rate: bsp, asp, and controls of asp.
+    """Train eight workers, two of them slow, with momentum and a high rate.
+
+    Compare bsp, asp, and controls of asp.
 
     Each control removes exactly one cause: staleness (one worker makes the same 640 updates), momentum, or
     the high rate. The last run divides each push's rate by its staleness.
@@ -91,7 +93,7 @@ def more_updates() -> dict[str, Experiment]:
 
 
 def rate_of_thirty() -> dict[str, Experiment]:
-    """Train Rudra's 30 workers by 30-softsync, with the rate of one, of thirty, and divided by staleness."""
+    """Train Rudra's 30 workers by 30-softsync at three rates: of one, of thirty, and divided by staleness."""
     softsync = {"consistency": "softsync", "softsync": 30}
     small = LEARNING.replace(workers=30, batch=240, steps=60, optimizer="momentum", lr=0.05, delays=STEADY)
     low = small.replace(sync=softsync)
@@ -100,7 +102,7 @@ def rate_of_thirty() -> dict[str, Experiment]:
 
 
 def stalled_worker() -> list[Experiment]:
-    """Let worker 2 stall once, for a (virtual) second."""
+    """Let worker 2 stall once for one (virtual) second."""
     return _bsp_ssp_asp(steps=30, delays={**STEADY, "stall": {2: 1.0}}, cluster=ALONE)
 
 
@@ -119,7 +121,7 @@ def _half_each(runs: list[Run]) -> Shown:
 
 
 def as_the_field_did() -> dict[str, Experiment]:
-    """Return choices of published systems, as settings of one experiment."""
+    """Return the choices of published systems as settings of one experiment."""
     common = LEARNING.replace(workers=4, lr=0.2, delays={"kind": "gamma", "delay_ms": 5.0})
     downpour = {"consistency": "asp", "push_every": 5}
     return {

@@ -1,4 +1,4 @@
-"""Lab 09: the effects of a pipeline's schedule on time and memory."""
+"""Lab 09: effects of a pipeline's schedule on time and memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _stages(model: dict[str, Any], schedule: str, microbatches: int = 8, **field
 
 
 def _bubble(run: Run) -> dict[str, float]:
-    """Return the measured and the ideal bubble, as in the lab's figure."""
+    """Return the measured bubble and the ideal bubble of the lab's figure."""
     return figures.pipeline(run).layout.meta["bubble"]
 
 
 def live_pipeline() -> Experiment:
-    """Run four processes on the clock of BERT-large on P100s: 1F1B with 8 micro-batches."""
+    """Run four processes on the clock of BERT-large on P100s, by 1F1B with 8 micro-batches."""
     return _stages(DEEP, "1f1b", batch=16, cluster={"world": "paced", **BERT})
 
 
@@ -49,7 +49,7 @@ def _keeps_its_schedule(run: Run) -> Shown:
 
 
 def schedules() -> dict[str, Experiment]:
-    """Train the same 256 samples in 8 micro-batches by every schedule.
+    """Train on the same 256 samples in 8 micro-batches by every schedule.
 
     The model really trains, on the clock of BERT-large on P100s and 100 Gb InfiniBand.
     """
@@ -73,7 +73,7 @@ def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
 
 
 def more_micro_batches() -> list[Experiment]:
-    """Simulate 256 samples in 1 to 256 micro-batches, by 1F1B and GPipe; messages carry sizes only."""
+    """Simulate 256 samples in 1 to 256 micro-batches, by 1F1B and GPipe. Messages carry sizes only."""
     flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch both schedules are the same
     cluster = {"messages": "sizes"}
     return [_stages(WIDE, name, m, cluster=cluster) for name, counts in flush.items() for m in counts]
@@ -88,7 +88,7 @@ def _latency_ends_it(runs: list[Run]) -> Shown:
 
 
 def small_micro_batches() -> list[Experiment]:
-    """Run two real processes with 1,024 samples in 1, 4 and 64 micro-batches."""
+    """Run two real processes on 1,024 samples in 1, 4 and 64 micro-batches."""
     model, cluster = {"name": "mlp", "width": 512, "depth": 7}, {"world": "real", "platform": None}
     return [_stages(model, "1f1b", m, workers=2, batch=1024, cluster=cluster) for m in (1, 4, 64)]
 
@@ -112,7 +112,7 @@ def _quicker_but_fragile(runs: list[Run]) -> Shown:
 
 
 def bad_cut() -> Experiment:
-    """Cut 33 layers badly: most of them are on the last stage."""
+    """Cut 33 layers badly, so that most of them are on the last stage."""
     return schedules()["1F1B"].replace(split={"partition": "4,4,4,21"})
 
 

@@ -1,4 +1,4 @@
-"""Lab 03: bytes that a ring sends, cases in which it is fastest, and growth of its time."""
+"""Lab 03: the bytes that a ring sends, the cases in which it is fastest, and the growth of its time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _less_than_two(runs: list[Run]) -> Shown:
 
 
 def more_ranks() -> list[Collectives]:
-    """Time a ring of more and more ranks, with messages of 4 kB and 16 MB.
+    """Time a ring of increasingly many ranks, with messages of 4 kB and 16 MB.
 
     There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB.
     """
@@ -66,7 +66,7 @@ def _not_for_short_messages(times: list[list[CollectiveTime]]) -> Shown:
 
 
 def fewer_bytes() -> list[Experiment]:
-    """Train with whole gradients, bfloat16, 1 bit a number, and the largest 1 %; simulated."""
+    """Simulate training with full, bfloat16, 1-bit and top-1 % gradients."""
     cluster = {"world": "simulated", "platform": "cpu-1gbe"}
     common = Experiment(model={"name": "mlp", "width": 64}, workers=4, batch=256, steps=100, cluster=cluster)
     codecs = ({"codec": "none"}, {"codec": "bf16"}, {"codec": "onebit"}, {"codec": "topk", "keep": 0.01})
@@ -81,7 +81,7 @@ def _as_good_with_less(runs: list[Run]) -> Shown:
 
 
 def slow_rank() -> list[Experiment]:
-    """Run four workers with steps of 10 ms; then one of them becomes four times slower."""
+    """Run four workers with steps of 10 ms. Then make one of them four times slower."""
     model, delays = {"name": "mlp", "width": 64}, {"kind": "constant", "delay_ms": 10.0}
     even = Experiment(workers=4, steps=25, model=model, evaluate_every=1000, delays=delays)
     return [even, even.replace(delays={"straggler": {2: 4.0}})]

@@ -1,4 +1,4 @@
-"""Lab 06: the gain from more workers, in samples a second and in seconds to an accuracy, and its limits."""
+"""Lab 06: limits of the gain from more workers, in samples a second and in seconds to an accuracy."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ RING = {"scheme": "ring", "bucket_mb": 4096}
 
 
 def sizes_only(workload: str | None, platform: str = GPUS, **fields: Any) -> Experiment:
-    """Simulate GPUs with 64 samples each, one all-reduce a step, and messages that carry sizes only."""
+    """Simulate GPUs with 64 samples each and one all-reduce a step. Messages carry sizes only."""
     cluster = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": workload}
     return Experiment(**{"batch": 64, "scaling": "weak", "sync": RING, "cluster": cluster, **fields})
 
 
 def three_worlds() -> Experiment:
-    """Simulate four workers of the default model on 1 GbE; they may also be paced or real."""
+    """Simulate four workers of the default model on 1 GbE. They may also be paced or real."""
     cluster = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
     return Experiment(workers=4, steps=100, cluster=cluster)
 
 
 def this_machine() -> Platform:
-    """Return this machine as the platform ``here``; the first call measures it, in some seconds."""
+    """Return this machine as the platform ``here``. The first call measures the machine in some seconds."""
     return platform(HERE) if here_file().exists() else calibrate()
 
 
@@ -59,7 +59,7 @@ def on_this_machine() -> Experiment:
 
 
 def paced() -> Experiment:
-    """Train a small network on real processes, on the clock of ResNet-50 on P100s."""
+    """Train a small network on real processes with the clock of ResNet-50 on P100s."""
     cluster = {"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1}
     training = dict(batch=32, scaling="weak", steps=4, evaluate_every=1000)
     return Experiment(model=SMALL, **training, sync=RING, cluster=cluster)
@@ -106,7 +106,10 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
 
 
 def steps_to_goal(seeds: int = 3, rates: tuple[float, ...] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
-    """Return the steps to 95 % of the digits by GPUs, rate and seed, in one process; NaN: not reached."""
+    """Return the steps to 95 % of the digits by GPUs, rate and seed, in one process.
+
+    NaN means that a run did not reach 95 %.
+    """
     alone = [
         gpus.replace(workers=1, batch=gpus.global_batch, steps=min(gpus.steps, 112), lr=rate, seed=seed)
         for gpus, rate, seed in product(more_workers(), rates, range(seeds))
@@ -138,7 +141,7 @@ def short_messages() -> list[Experiment]:
 
 
 def horovod() -> dict[str, Experiment]:
-    """Simulate Horovod's three networks on 64 GPUs; buckets of 64 MB are sent during the backward pass."""
+    """Simulate Horovod's three networks on 64 GPUs. The backward pass sends buckets of 64 MB."""
     return {model: sizes_only(model, HOROVOD, workers=64, steps=1, sync=FUSED) for model in MODELS}
 
 
@@ -150,7 +153,10 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 
 
 def trouble() -> dict[str, Experiment]:
-    """Simulate 64 GPUs on a ring; then one GPU is twice as slow, links are slow, or all GPUs are unsteady."""
+    """Simulate 64 GPUs on a ring.
+
+    Then one GPU is twice as slow, links are slow, or all GPUs are unsteady.
+    """
     even = sizes_only("resnet50", workers=64, steps=20)
     short, slow = even.replace(steps=3), {"platform": platform_file("slow-links")}
     return {

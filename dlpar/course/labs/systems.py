@@ -1,4 +1,4 @@
-"""Lab 11: published systems, each run by its own mechanism, and with one design choice undone."""
+"""Lab 11: published systems, each run by its own mechanism and with one design choice undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlpar.systems.servers import SLOW, learning, per_machine, ps
 
 
 def softsync() -> dict[str, Experiment]:
-    """Simulate Rudra's n-softsync on 30 workers, for n = 1, 15 and 30, and its leaf servers."""
+    """Simulate Rudra's n-softsync on 30 workers for n = 1, 15 and 30, and with its leaf servers."""
     return find("rudra", SYSTEMS).experiments()
 
 
@@ -21,7 +21,7 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 
 
 def backup_workers() -> dict[str, Experiment]:
-    """Simulate 50 workers and b backup workers, with uneven steps and with even steps."""
+    """Simulate 50 workers and b backup workers, with uneven and with even steps."""
     published = find("tensorflow_backup", SYSTEMS).experiments()
     uneven = {name: published[name] for name in ("b = 0", "b = 2", "b = 6")}
     even = {f"{name}, even": e.replace(delays={"delay_cv": 0.001}) for name, e in uneven.items()}
@@ -36,7 +36,7 @@ def _pay_if_uneven(runs: dict[str, Run]) -> Shown:
 
 
 def unpublished() -> dict[str, Experiment]:
-    """Simulate groups with different models that average without waiting; then undo one choice."""
+    """Simulate groups with different models that average without waiting. Then undo one choice."""
     groups = ps(groups=2, group_period=5, consistency="asp")
     return {
         "groups average, no waiting": learning(groups, SLOW),

@@ -1,4 +1,4 @@
-"""Lab 12: snapshots, deaths and survivors; thousands of GPUs are simulated by events."""
+"""Lab 12: snapshots, deaths and survivors. An event simulation runs the thousands of GPUs."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, Fa
 
 
 def one_dies() -> dict[str, Experiment]:
-    """Run four real ranks with a ring all-reduce: without a failure, and with rank 2's death halfway."""
+    """Run four real ranks with a ring all-reduce, without a failure and with rank 2's death halfway."""
     ring = Experiment(workers=4, steps=200, evaluate_every=1000, cluster={"threads": 1, "device": "cpu"})
     dies = ring.replace(deaths={"on_death": "shrink", "die": {2: 0.5}})
     return {"nobody dies": ring, "rank 2 dies, the others go on": dies}
 
 
 def killed() -> Experiment:
-    """Run these ranks with a snapshot every 50 steps; rank 2 dies in step 130, and the job ends."""
+    """Run these ranks with a snapshot every 50 steps. Rank 2 dies in step 130, and the job ends."""
     return one_dies()["nobody dies"].replace(snapshot={"every": 50}, deaths={"die": {2: 0.65}})
 
 
 def to_kill() -> Experiment:
-    """Run these ranks slowly enough for a student to kill one, with a snapshot every 50 steps."""
+    """Run these ranks, with a snapshot every 50 steps, slowly enough for a student to kill one."""
     slow = {"kind": "constant", "delay_ms": 30.0}
     return killed().replace(steps=300, evaluate_every=25, delays=slow, deaths={"die": {}})
 
 
 def _by_hand() -> list[Run]:
-    """Kill rank 2 as a student does, and let the others continue; compare with a run without a death."""
+    """Kill rank 2 as a student does, and let the others continue. Compare with a run without a death."""
     few = to_kill().replace(steps=60)
     job = launch(few.replace(deaths={"on_death": "shrink"}))
     job.wait_steps(20)
@@ -62,7 +62,7 @@ def _by_hand() -> list[Run]:
 
 
 def _resumed() -> list[Run]:
-    """Let the job die and resume it; compare with a run that does not die."""
+    """Let the job die and resume it. Compare with a run that does not die."""
     job = launch(killed())
     with suppress(JobFailed):
         job.wait()
@@ -87,7 +87,7 @@ def _at_three_intervals() -> dict[str, FailingJob]:
 
 
 def twice_the_gpus() -> dict[str, FailingJob]:
-    """Return fixed work on more and more GPUs at the best interval; failure rates grow or stay constant."""
+    """Return fixed work on more and more GPUs at the best interval. Failure rates grow or stay constant."""
     jobs = {}
     for times in (1, 2, 4, 8):
         for name, nodes in (("", times * MACHINES), (", failures as before", MACHINES)):
@@ -98,14 +98,17 @@ def twice_the_gpus() -> dict[str, FailingJob]:
 
 
 def policies() -> dict[str, FailingJob]:
-    """Return Llama 3 as 128 replicas: after a death the job ends, shrinks, or continues with a spare."""
+    """Return Llama 3 as 128 replicas. After a death the job ends, shrinks, or continues with a spare."""
     ends = replace(LLAMA, every=BEST, replicas=128, joining=5.0)
     spare = replace(ends, on_death="spare", spares=1)
     return {"end": ends, "shrink": replace(ends, on_death="shrink"), "spare": spare}
 
 
 def torchft() -> FailingJob:
-    """Return torchft's job: 30 replicas with fixed batches and steps of 10.9 s; one is killed every 60 s."""
+    """Return torchft's job: 30 replicas with fixed batches and steps of 10.9 s.
+
+    One replica is killed every 60 s.
+    """
     others = {"on_death": "shrink", "replicas": 30, "restarting": 20.0, "scaling": "weak"}
     return FailingJob(10.9, mtbf=60.0, regular=True, **others)
 

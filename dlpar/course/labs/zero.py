@@ -1,4 +1,7 @@
-"""Lab 07b: sharded state of data-parallel ranks, gradient accumulation over micro-batches, and sharding of data."""
+"""Lab 07b: sharded state of data-parallel ranks, gradient accumulation, and sharded data.
+
+Micro-batches accumulate the gradient.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def sharding_is_free(microbatches: int = 1) -> list[Experiment]:
 
 
 def accumulation() -> dict[str, Experiment]:
-    """Compare 64 samples a worker, at once and in pieces, with 8; activations are larger than weights."""
+    """Compare 64 samples a worker, at once and in pieces, with 8. Activations are larger than weights."""
     images = sharded_training(0, model={"name": "cnn", "depth": 2}, steps=10)
     pieces = {f"{64 // n} of 64 at a time": images.replace(split={"microbatches": n}) for n in (1, 2, 4, 8)}
     return {**pieces, "a batch of 8": images.replace(batch=32)}
@@ -59,7 +62,10 @@ def own_samples() -> dict[str, Experiment]:
 
 
 def sharded_reading(seed: int = 0, epochs: int = 10) -> list[np.ndarray]:
-    """Return the images that each of four ranks reads in some epochs of two batches: shape (epochs, its shares)."""
+    """Return the images that each of four ranks reads in some epochs of two batches.
+
+    The shape is (epochs, its shares).
+    """
     from dlpar.data.sampler import Sampler  # imported here, because it imports torch
 
     steps, sampler = range(2 * epochs), Sampler(Experiment(workers=4, batch=719, seed=seed), None, 1438)
