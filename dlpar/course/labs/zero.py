@@ -58,7 +58,7 @@ def own_samples() -> dict[str, Experiment]:
     }
 
 
-# ---- appendix: who reads what -------------------------------------------------------
+# ---- appendix: which rank reads which data ------------------------------------------
 
 
 def sharded_reading(seed: int = 0, epochs: int = 10) -> list[np.ndarray]:
