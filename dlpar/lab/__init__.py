@@ -1,4 +1,4 @@
-"""Names for notebooks: panels, figures, predictions, checks and source; each is loaded on first use."""
+"""Names for notebooks: panels, figures, predictions, checks and source. Each is loaded on first use."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ UNKNOWN = "#9a9a9a"
 def animate(
     collective: Collective, workers: int = 4, chunks: int | None = None, scheme: str = "ring", at: int = 0
 ) -> Figure:
-    """Run a collective on real ranks and show, round by round, the messages and the contents of all ranks.
+    """Run a collective on real ranks. Show the messages and all ranks' contents round by round.
 
     A row is a rank, a column is a chunk of one element. A cell lists the ranks whose contributions it holds;
     more contributions are darker. In a round, a rank sends at most one message, receives at most one, and
@@ -87,7 +87,9 @@ def animate(
 
 
 def contributions(value: float, workers: int) -> Counter[int] | None:
-    """Return how often a value contains each rank's contribution; None if it is not a sum of contributions.
+    """Return how often a value contains each rank's contribution.
+
+    Return None if it is not a sum of contributions.
 
     Rank r contributes its own digit, ``B ** r``, so that no other sum has the same value.
     """
@@ -129,7 +131,7 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str, a
 
 
 def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, list], list[dict]]:
-    """Return the style of cells after round k, and the arrows and words of that round."""
+    """Return the style of cells after round k, and the arrows and text of that round."""
     cells: dict[str, list] = defaultdict(list)
     now = [m for m in rounds.messages if m.round == k]
     arrived = {(m.dest, chunk) for m in now for chunk in m.changed}
@@ -171,7 +173,7 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
 
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
-    """Return an arrow beside each chunk that a message changed; arrows of one chunk are adjacent."""
+    """Return an arrow beside each chunk that a message changed. Arrows of one chunk are adjacent."""
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
     head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
     arrows = []
@@ -204,7 +206,7 @@ def _layout(workers: int, chunks: int, steps: list[dict], at: int, notes: list[d
 
 
 class LoggedMessage(NamedTuple):
-    """A message that was sent and received.
+    """Message that was sent and received.
 
     Attributes
     ----------
@@ -242,7 +244,10 @@ class Rounds(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One end of a message, as its rank saw it: ``send`` or ``recv``, and the rank's tensor before."""
+    """One end of a message, as its rank saw it.
+
+    It holds ``send`` or ``recv``, and the rank's tensor before.
+    """
 
     kind: str
     peer: int
@@ -252,7 +257,7 @@ class Event(NamedTuple):
 
 
 class LoggingComm:
-    """A communicator that logs every message; the inner communicator does everything else.
+    """Communicator that logs every message. The inner communicator does everything else.
 
     Parameters
     ----------
@@ -306,13 +311,13 @@ class LoggingComm:
         return LoggingComm(group, self.tensor, ranks, self.events)
 
     def received(self, before: list[float], arrival: Arrival) -> Arrival:
-        """Log a message that has arrived; `before` holds the tensor's earlier values."""
+        """Log a message that has arrived. `before` holds the tensor's earlier values."""
         self.events.append(Event("recv", self.ranks[arrival.source], arrival.tag, arrival.nbytes, before))
         return arrival
 
 
 class _Receiving:
-    """A pending receive, logged once, when complete."""
+    """Pending receive, logged once, when complete."""
 
     def __init__(self, comm: LoggingComm, request: Request) -> None:
         self._comm, self._request, self._arrival = comm, request, None
@@ -351,7 +356,7 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
 
 
 def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[Event]:
-    """Run the collective on this rank; return its events, the last of which holds the final tensor."""
+    """Run the collective on this rank and return its events. The last event holds the final tensor."""
     import torch
 
     tensor, events = torch.tensor(starts[comm.rank], dtype=torch.float64, device=comm.device), list[Event]()

@@ -59,14 +59,14 @@ def listed(parts: Iterable[str]) -> str:
 
 
 def shown_workers(experiment: Experiment, sentence: str) -> str:
-    """Add to a caption that only the first workers are drawn, if workers are left out."""
+    """Add to a caption that only the first workers are drawn, if some workers are left out."""
     if not theme.crowded(experiment):
         return sentence
     return f"{sentence} Drawn are the first {theme.WORKERS} of {experiment.workers:,} workers."
 
 
 def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
-    """State the largest relative errors of simulation and prediction, compared with the most trusted source.
+    """State the largest relative errors of simulation and prediction against the most trusted source.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
 
 
 def convergence(curve: Curve, stride: int = 1) -> str:
-    """Describe the change of a run's loss; one step in `stride` is drawn."""
+    """Describe the change of a run's loss. One step in `stride` is drawn."""
     first, last, steps = curve.first, curve.done.loss, curve.done.step + 1
     progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
@@ -118,7 +118,7 @@ BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "es
 def throughput(
     total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
-    """Describe the latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
+    """Describe the latest throughput (samples/s) of all workers and of the slowest, and the prediction."""
     workers = experiment.workers
     end = f"; {BOUND[kind]}{quantity(predicted)} were predicted." if predicted else "."
     if workers == 1:
@@ -133,7 +133,7 @@ def throughput(
 
 
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
-    """Describe the staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
+    """Describe the staleness (updates) of the weights behind gradients. `predicted` is the predicted mean."""
     if largest:
         age = f"{quantity(mean)} updates old on average, {largest} at most"
         text = f"The weights behind a gradient were {age}" + " (dropped above 0)" * bool(experiment.backup)
@@ -149,7 +149,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
 
 
 def lead(most: Sequence[int], bound: int | None) -> str:
-    """Describe the workers' largest lead and its bound; `most`: the largest lead of each rank, in clocks."""
+    """Describe the workers' largest lead and its bound. `most` is each rank's largest lead, in clocks."""
     largest = max(most)
     ahead = [f"rank {rank}" for rank, own in enumerate(most) if own == largest]
     ranks = listed(ahead) if len(ahead) <= 3 else f"{len(ahead)} workers"
@@ -169,7 +169,10 @@ def lanes(updates: Sequence[int]) -> str:
 
 
 def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
-    """Describe the workers' waiting time (rows: computing, communicating, waiting) and the MB that all ranks sent."""
+    """Describe the workers' waiting time, and the MB that all ranks sent.
+
+    Rows: computing, communicating, waiting.
+    """
     shares = (seconds[:, 2] / seconds.sum(axis=1).clip(min=1e-9)).tolist()
     most, fewest = (shares.index(end(shares)) for end in (max, min))
     text = f"A worker waited {sum(shares) / len(shares):.0%} of its time on average"
@@ -183,7 +186,9 @@ def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
 
 
 def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
-    """Describe the effect of one averaging step over a graph on the consensus distance, called `distance`.
+    """Describe the effect of one averaging step over a graph on the consensus distance.
+
+    `distance` is the distance's name in the caption.
 
     Only a graph that uses all edges at each step has a spectral gap.
     """
@@ -219,7 +224,10 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
 
 
 def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
-    """State the speed-up of the most workers; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
+    """State the speed-up of the most workers.
+
+    `gains`: name -> (workers, speed-up, efficiency), over `base` workers.
+    """
     slowest = "one" if base == 1 else f"{base}"
     if len(gains) > 1:
         slowest = f"the fastest {slowest}"
@@ -232,7 +240,10 @@ def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int)
 
 
 def crossing(first: str, second: str, at: Sequence[float], workers: Sequence[int], faster: str) -> str:
-    """State the numbers of workers at which two curves cross; `faster`: the faster curve with the most workers."""
+    """State the numbers of workers at which two curves cross.
+
+    `faster` is the faster curve with the most workers.
+    """
     where = listed(f"about {quantity(n)}" for n in at)
     beyond = next(n for n in workers if n > at[-1])
     return f"{first} and {second} are equally fast at {where} workers; from {beyond:,} on {faster} is faster."

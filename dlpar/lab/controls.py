@@ -56,7 +56,7 @@ class Controls:
         self.first = [self.path_of(name) for name in first]
 
     def experiment(self) -> Experiment:
-        """The experiment that the values describe; raises `BadExperiment` if it is impossible."""
+        """Experiment that the values describe. Raises `BadExperiment` if it is impossible."""
         given: dict[str, Any] = {}
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
@@ -68,7 +68,7 @@ class Controls:
         return Experiment(**given)
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field; if it chooses a part's kind, also set the fields that kinds define differently."""
+        """Set a field. If it chooses a part's kind, also set the fields that kinds define differently."""
         before, self.values[path] = self.values[path], value
         if self.settings[path].is_head:
             for other, setting in self.settings.items():
@@ -78,13 +78,13 @@ class Controls:
                         self.values[other] = self._kept.get((other, value), field.get_default())
 
     def show(self, experiment: Experiment) -> None:
-        """Take the values of an experiment; values of unused kinds stay."""
+        """Adopt the values of an experiment. Values of unused kinds stay."""
         for setting in sorted(settings(experiment), key=lambda setting: not setting.is_head):
             if setting.path in self.settings and self._of_chosen_kind(setting):
                 self.values[setting.path] = _as_shown(setting, setting.value)
 
     def path_of(self, name: str) -> str:
-        """Find the path of a field by its path, its title or its name (``world``)."""
+        """Find the path of a field by its path, its title or its name, such as ``world``."""
         called = [p for p, s in self.settings.items() if name in (s.field.title, p.rpartition(".")[2])]
         if name in self.settings:
             return name
@@ -92,7 +92,7 @@ class Controls:
         return called[0]
 
     def fields(self) -> list[dict[str, Any]]:
-        """Describe each field for the page; fields of the first screen come first."""
+        """Describe each field for the page. Fields of the first screen come first."""
         heads = {_part(path): self.values[path] for path, setting in self.settings.items() if setting.is_head}
         found = []
         for path in dict.fromkeys([*self.first, *self.settings]):
@@ -127,7 +127,10 @@ def settings(experiment: Experiment) -> Iterator[Setting]:
 
 
 def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
-    """Return a part's head, if the part has several kinds, and the fields of all kinds; shared fields once."""
+    """Return a part's head, if the part has several kinds, and all kinds' fields.
+
+    Shared fields appear once.
+    """
     several = [kind for kind in kinds(field) if kind.listed or isinstance(value, kind)]
     head, has_kinds = several[0].head(), len(several) > 1
     fields_of = {str(word): k.model_fields for k in several for word in choices(k.model_fields[head])}
@@ -145,7 +148,7 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
 
 
 def _part(path: str) -> str:
-    """Return the part of a path: ``split`` for ``split.kind``, empty for a field of the experiment."""
+    """Return the part of a path: ``split`` for ``split.kind``, or empty for a field of the experiment."""
     return path.rpartition(".")[0]
 
 
@@ -162,7 +165,7 @@ ZERO = re.compile(r"; 0: (none|all)\b")
 
 
 class Setting(NamedTuple):
-    """One field that can be set.
+    """Field that can be set.
 
     Attributes
     ----------
@@ -221,7 +224,10 @@ def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
 
 
 def _as_shown(setting: Setting, value: Any) -> Any:
-    """Return a value as a page shows it: unchanged for a choice or a flag, else as typed (``1=4``, ``0-1,1-2``)."""
+    """Return a value as a page shows it.
+
+    A choice or a flag is unchanged. Other values are shown as typed (``1=4``, ``0-1,1-2``).
+    """
     if setting.is_head or choices(setting.field) or unwrap(setting.field.annotation) is bool:
         return value
     if isinstance(value, dict):

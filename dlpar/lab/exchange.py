@@ -1,4 +1,4 @@
-"""Files in a student's folder: her predictions with results, and the experiment that her teacher has sent.
+"""Files in a student's folder: her predictions with results, and her teacher's experiment.
 
 On a hub she may agree to share her predictions with the class. Then her answers count in the class's figures, without
 her name and her reasons (:mod:`dlpar.classroom.hub.teacher`), until she withdraws.
@@ -29,7 +29,7 @@ COLUMNS = ["lab", "question", "predicted", "found", "how", "unit", "because", "a
 
 
 def ledger() -> Path:
-    """Return the file with one line for each revealed prediction."""
+    """Return the file that has one line for each revealed prediction."""
     return runs_folder().with_name("predictions.jsonl")
 
 
@@ -73,7 +73,7 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 def predictions() -> pd.DataFrame:
-    """Return your predictions and the results, one row for each question.
+    """Return your predictions and their results, with one row for each question.
 
     Nobody else sees them unless you share them with the class; :func:`forget_predictions` deletes them.
     """
@@ -102,13 +102,16 @@ def is_shared() -> bool:
 
 
 def share_predictions(agrees: bool) -> None:
-    """Note whether the student shares her answers with the class."""
+    """Record whether the student shares her answers with the class."""
     private_folder(ledger().parent)
     _agreement().touch(0o600) if agrees else _agreement().unlink(missing_ok=True)
 
 
 def shared_answers() -> list[dict[str, Any]] | None:
-    """Return entries for the class's figures, without reasons and times; None if the student does not share."""
+    """Return entries for the class's figures, without reasons and times.
+
+    Return None if the student does not share.
+    """
     if not is_shared():
         return None
     return [{name: entry[name] for name in SHARED} for entry in entries().values() if SHARED <= entry.keys()]
@@ -128,7 +131,7 @@ def _offered() -> Path:
 
 
 def put_offer(offer: dict[str, Any] | None) -> None:
-    """Replace the current offer; None removes it.
+    """Replace the current offer. None removes it.
 
     Raises
     ------
@@ -149,7 +152,7 @@ def put_offer(offer: dict[str, Any] | None) -> None:
 
 
 def current_offer() -> dict[str, Any] | None:
-    """Return the current offer; None if there is none or if it is too old."""
+    """Return the current offer, or None if there is none or if it is too old."""
     try:
         offer = json.loads(_offered().read_bytes())
     except (OSError, ValueError):

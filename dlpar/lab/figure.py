@@ -19,7 +19,7 @@ ROWS = 100
 
 
 class Figure(go.Figure):
-    """A plotly figure; a notebook shows the caption and a data table below.
+    """Plotly figure whose caption and data table a notebook shows below.
 
     The notebook saves everything, so the figure is also visible without a kernel.
     """
@@ -34,7 +34,7 @@ class Figure(go.Figure):
 
 
 def caption(figure: go.Figure) -> str:
-    """Return the caption of a figure; empty if there is none."""
+    """Return the caption of a figure, or an empty text if there is none."""
     return (figure.layout.meta or {}).get("caption", "")
 
 
@@ -44,7 +44,7 @@ def table(figure: go.Figure) -> pd.DataFrame:
 
 
 def _tables(figure: go.Figure) -> list[pd.DataFrame]:
-    """Return one frame per trace, or the figure's table if it has one."""
+    """Return one table per trace, or the figure's table if it has one."""
     if "table" in (figure.layout.meta or {}):
         return [pd.DataFrame(figure.layout.meta["table"])]
     found = []
@@ -60,7 +60,7 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
 
 
 def _below(figure: go.Figure) -> str:
-    """Return caption and table as HTML in the page's theme; the table is open if the figure has ``open``."""
+    """Return caption and table as HTML in the page's theme. The table is open if the figure has ``open``."""
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
@@ -76,7 +76,7 @@ def _below(figure: go.Figure) -> str:
 
 
 def blank(height: int = 430, **layout: Any) -> Figure:
-    """Return a figure without data; `height` in pixels."""
+    """Return a figure without data. `height` is in pixels."""
     return Figure(layout=go.Layout(**theme.layout(**layout), height=height, template=None))
 
 
@@ -124,7 +124,7 @@ def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **loo
 
 
 def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: tuple[str, Marks]) -> Figure:
-    """Draw a row of stacked bars for each name, and strokes across them.
+    """Draw a row of stacked bars for each name, and strokes across the bars.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def require(fine: bool, sentence: str) -> None:
 
 
 def listed(runs: Runs) -> list[Run]:
-    """Return one run or several as a list; raise ValueError for an empty list or another type."""
+    """Return one run or several as a list. Raise ValueError for an empty list or another type."""
     runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
     for run in runs:
         require(isinstance(run, Run), f"runs: got {run!r:.60}, allowed is a run or several")
@@ -184,7 +184,7 @@ def finished(runs: Runs, titles: Names = None) -> list[Run]:
 
 
 def single(run: Runs) -> Run:
-    """Return the only run, given alone or in a list; raise ValueError if there are more."""
+    """Return the only run, given alone or in a list. Raise ValueError if there are more."""
     runs, allowed = listed(run), "allowed is one: this figure shows the ranks of a single run"
     require(len(runs) == 1, f"run: got {len(runs)} runs, {allowed}")
     return runs[0]

@@ -1,4 +1,4 @@
-"""Short names of experiments, runs and ranks: names of schemes, and settings in which runs differ."""
+"""Short names of experiments, runs and ranks, from schemes and from settings that differ between runs."""
 
 from __future__ import annotations
 
@@ -55,14 +55,17 @@ def split(experiment: Experiment) -> str:
 
 
 def rank_name(experiment: Experiment, rank: int) -> str:
-    """Name a rank: ``rank 3``, or ``server 4``, ``leaf 5`` or ``spare 6`` if it does not train."""
+    """Name a rank: ``rank 3``. If it does not train, name it ``server 4``, ``leaf 5`` or ``spare 6``."""
     if rank < experiment.workers or rank >= experiment.members:
         return f"{'rank' if rank < experiment.workers else 'spare'} {rank}"
     return f"server {rank}" if rank < experiment.workers + experiment.sync.server_ranks else f"leaf {rank}"
 
 
 def same_batches(a: Experiment, b: Experiment) -> bool:
-    """Return whether step t of both experiments sees the same samples: true if they depend only on (seed, t)."""
+    """Return whether step t of both experiments sees the same samples.
+
+    True if the samples depend only on (seed, t).
+    """
     # Fast free-running workers read further in their shares of the batches.
     iid = a.shards == b.shards == "iid" and not (a.sync.runs_free or b.sync.runs_free)
     sampled = getattr(a.sync, "fraction", 1.0) == getattr(b.sync, "fraction", 1.0)
@@ -70,13 +73,16 @@ def same_batches(a: Experiment, b: Experiment) -> bool:
 
 
 def with_world(label: str, experiment: Experiment) -> str:
-    """Return a label, with the world of a run unless it is the real one."""
+    """Return a label with the world of a run, unless the world is real."""
     world = experiment.cluster.world
     return label if world == "real" or world in label else f"{label}, {world}"
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """Return labels that distinguish experiments: ``workers=1``, ``workers=4``; equal experiments are numbered."""
+    """Return labels that distinguish experiments: ``workers=1``, ``workers=4``.
+
+    Equal experiments are numbered.
+    """
     several = len({e.sync.scheme for e in experiments}) > 1
     flat = [_as_one(flatten(e), "sync", _sync(e.sync)) if several else flatten(e) for e in experiments]
     if len({e.split.kind for e in experiments}) > 1:
@@ -122,7 +128,10 @@ def written(value: Any) -> str:
 
 
 def flatten(experiment: Experiment, **chosen: Any) -> dict[str, Any]:
-    """Return settings by dotted names, such as ``sync.servers``; `chosen`: options of pydantic's ``model_dump``."""
+    """Return settings by dotted names, such as ``sync.servers``.
+
+    `chosen` holds options of pydantic's ``model_dump``.
+    """
     flat: dict[str, Any] = {}
     for name, value in experiment.model_dump(**chosen).items():
         flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}

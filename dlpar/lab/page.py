@@ -1,4 +1,4 @@
-"""Widgets on a page, each with one model: a page asks for the state when loaded, and then receives changes.
+"""Widgets on a page, each with one model. A page requests the state when loaded, then receives changes.
 
 No data is widget state, so a reloaded page has only one model to restore.
 """
@@ -33,14 +33,14 @@ _of_cell: dict[str, list[tuple[str, Page]]] = defaultdict(list)
 
 
 def module(*names: str) -> str:
-    """Join ES modules of one folder into one module, without imports between them and without exports."""
+    """Join the ES modules of one folder into one module, without exports or imports between them."""
     text = "\n".join((HERE / f"{name}.js").read_text() for name in names)
     return re.sub(r'^import .* from "\./.*";\n|^export (?!default)', "", text, flags=re.MULTILINE)
 
 
 @lru_cache(maxsize=1)
 def compressed_plotly() -> bytes:
-    """plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
+    """Script plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
     import plotly
 
     source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -48,7 +48,7 @@ def compressed_plotly() -> bytes:
 
 
 class Page(anywidget.AnyWidget):
-    """A widget that sends changes of its state and figures to its page, from any thread.
+    """Widget that sends changes of its state and figures to its page, from any thread.
 
     Notes
     -----
@@ -71,14 +71,14 @@ class Page(anywidget.AnyWidget):
         self._replace()
 
     def tell(self, **state: Any) -> None:
-        """Change the state; unchanged values are not sent again."""
+        """Change the state. Unchanged values are not sent again."""
         with self._guard:
             changed = {name: value for name, value in state.items() if self.state.get(name, ...) != value}
             self.state |= changed
             self._news |= changed
 
     def flush(self, alive: bool = False) -> bool:
-        """Send changes or, with `alive`, a sign of life; return whether anything was sent."""
+        """Send changes or, with `alive`, a sign of life. Return whether anything was sent."""
         with self._guard:
             found = {title: each.changes() for title, each in self.figures.items()}
             figures = {title: change for title, change in found.items() if change}
@@ -92,7 +92,10 @@ class Page(anywidget.AnyWidget):
         """Handle a request of the page."""
 
     def act(self, action: Callable[[], Any]) -> None:
-        """Act on a button press and show errors, because an exception in a callback is invisible."""
+        """Handle a button press, and show errors.
+
+        An exception in a callback would be invisible.
+        """
         try:
             action()
         except Exception as error:
@@ -101,7 +104,7 @@ class Page(anywidget.AnyWidget):
         self.flush()
 
     def beside(self, action: Callable[[], Any]) -> None:
-        """Act on another thread, so that the page gets answers while a job ends."""
+        """Handle a button press on another thread, so that the page gets answers while a job ends."""
         Thread(target=self.act, args=(action,), daemon=True).start()
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -130,13 +133,13 @@ class Page(anywidget.AnyWidget):
 
 
 def kernel() -> Any:
-    """Return the Jupyter kernel of this process; None if there is none."""
+    """Return the Jupyter kernel of this process, or None if there is none."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None)
 
 
 def this_cell() -> tuple[str, str] | None:
-    """Return the ids ``(cell, execution)`` of the running cell; None outside JupyterLab.
+    """Return the ids ``(cell, execution)`` of the running cell, or None outside JupyterLab.
 
     If the same cell runs again, its cell id is the same and its execution id differs.
     """
@@ -148,7 +151,7 @@ def this_cell() -> tuple[str, str] | None:
 
 
 def answer_beside_cells() -> bool:
-    """Answer pages on the kernel's control thread, which no cell blocks; return False if there is none.
+    """Answer pages on the kernel's control thread, which no cell blocks. Return False if there is none.
 
     Messages of widgets use the shell channel, and wait for a running cell.  A subshell may take them, depending on
     JupyterLab's settings and on ipykernel's release.

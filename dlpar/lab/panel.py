@@ -49,7 +49,7 @@ LONG = 10.0
 
 
 class Panel(RunPage):
-    """Controls, Run and Stop, and the live figures of runs.
+    """Panel with controls, Run and Stop buttons, and the live figures of runs.
 
     Parameters
     ----------
@@ -114,11 +114,11 @@ class Panel(RunPage):
 
     @property
     def experiment(self) -> Experiment:
-        """Experiment that the controls describe; raises `BadExperiment` if it cannot run."""
+        """Experiment that the controls describe. Raises `BadExperiment` if it cannot run."""
         return self._controls.experiment()
 
     def run(self) -> Job:
-        """Do what the Run button does, and return the job.
+        """Start the job as the Run button does, and return the job.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Panel(RunPage):
         return self.job
 
     def replay(self, run: Run | str, speed: float = 1.0) -> None:
-        """Play a recorded run, marked as a recording; Stop ends it.
+        """Play a recorded run, marked as a recording. Stop ends it.
 
         Parameters
         ----------
@@ -171,13 +171,13 @@ class Panel(RunPage):
             self._follow(replay)
 
     def leave(self) -> None:
-        """Stop, and wait until the figures have ended."""
+        """Stop the runs, and wait until the figures have ended."""
         self.stop()
         if self._watch:
             self._watch.join(5)
 
     def choose(self, field: str, value: Any) -> None:
-        """Set a control, by its path, such as ``"cluster.world"``."""
+        """Set a control by its path, such as ``"cluster.world"``."""
         self._controls.set(self._controls.path_of(field), value)
         self._check()
         self.flush()
@@ -188,7 +188,7 @@ class Panel(RunPage):
         self._check()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Set all controls to the values of a page, which need not form a valid experiment."""
+        """Set all controls to the values of a page. The values need not form a valid experiment."""
         self._controls.values |= values
         self._check()
 
@@ -229,7 +229,7 @@ class Panel(RunPage):
         self.replay(like, speed_of(like))
 
     def ended(self, status: str, reason: str) -> None:
-        """End the run; offer to resume an incomplete run from its latest snapshot, if it has one."""
+        """End the run. Offer to resume an incomplete run from its latest snapshot, if it has one."""
         self._states.clear()
         self.tell(ranks=[])
         super().ended(status, reason)
@@ -240,7 +240,7 @@ class Panel(RunPage):
             self.flush()
 
     def resume(self, run: Run | str | None = None) -> Job:
-        """Do what a Resume button does: resume a run in its own folder, as another attempt.
+        """Resume a run in its own folder as another attempt, as a Resume button does.
 
         Parameters
         ----------
@@ -277,7 +277,10 @@ class Panel(RunPage):
         super().refresh(alive)
 
     def foresee(self, experiment: Experiment | None, foreseen: Foreseen) -> None:
-        """Show the simulated samples/s of settings that have not run yet, and say if their simulation is long."""
+        """Show the simulated samples/s of settings that have not run yet.
+
+        Also say whether their simulation is long.
+        """
         rate = foreseen.rate
         if experiment:
             is_long = experiment.cluster.world == "simulated" and foreseen.seconds > LONG
@@ -312,7 +315,7 @@ LOOK = 2.0
 
 
 class Offer:
-    """Offer in a panel: "Take it" sets the controls, "Undo" restores their earlier values."""
+    """Offer in a panel. "Take it" sets the controls, and "Undo" restores their earlier values."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel, self._id = panel, None
@@ -324,7 +327,7 @@ class Offer:
             _look_for_offers()
 
     def see(self, offer: dict[str, Any] | None) -> None:
-        """Show the current offer; an offer that was shown before changes nothing."""
+        """Show the current offer. An offer that was shown before changes nothing."""
         if (offer and offer["id"]) == self._id:
             return
         self._id, self._experiment = offer and offer["id"], None
@@ -352,7 +355,7 @@ class Offer:
             self._tell("As before. Your teacher sent:", "take", "away")
 
     def away(self) -> None:
-        """Hide the offer; the controls stay set."""
+        """Hide the offer. The controls stay set."""
         self._before = None
         self._panel.tell(offer=None)
 
@@ -370,7 +373,7 @@ _offering = Lock()
 
 @cache
 def _look_for_offers() -> None:
-    """Show arriving offers in every panel of a kernel, by one thread."""
+    """Show arriving offers in every panel of a kernel, with one thread."""
     Thread(target=_look, name="dlpar offers", daemon=True).start()
 
 
@@ -410,13 +413,13 @@ class Foreseen(NamedTuple):
 
 
 class Ghost:
-    """Simulate a panel's settings as they change, on a thread; only the newest change counts."""
+    """Simulate a panel's settings as they change, on a thread. Only the newest change counts."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel, self._guard, self._newest = weakref.ref(panel), Lock(), object()
 
     def want(self, experiment: Experiment | None) -> None:
-        """Simulate an experiment soon, and show the result in the panel; None: show nothing."""
+        """Simulate an experiment soon, and show the result in the panel. None shows nothing."""
         self._newest = token = object()
         Thread(target=self._work, args=(experiment, token), name="dlpar ghost", daemon=True).start()
 
@@ -433,7 +436,7 @@ class Ghost:
 
 
 def simulated(experiment: Experiment) -> Foreseen:
-    """Simulate a few steps of an experiment on its platform, by sizes.
+    """Simulate a few steps of an experiment on its platform, with sizes only.
 
     The simulation runs in a process of the fork server, as jobs do.
     """
@@ -463,7 +466,7 @@ def simulated(experiment: Experiment) -> Foreseen:
 
 
 def _fork(socket: Path, folder: str) -> None:
-    """Fork ranks that simulate a folder's experiment, and wait for their end; no rank outlives this call."""
+    """Fork ranks that simulate a folder's experiment, and wait for their end. No rank outlives this call."""
     dies, alive = os.pipe()
     with open(os.devnull, "r+b") as nothing:
         files = (*[nothing.fileno()] * 3, dies)
@@ -480,7 +483,7 @@ def _fork(socket: Path, folder: str) -> None:
 
 
 class Comparison(RunPage):
-    """A panel that runs experiments one after the other, with one figure and one table.
+    """Panel that runs experiments one after the other, with one figure and one table.
 
     Nothing runs before Run is pressed or ``.run()`` is called; ``.wait()`` waits for the end.
 
@@ -526,7 +529,7 @@ class Comparison(RunPage):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per run, in numbers; column names have units."""
+        """Table with one row per run, in numbers. Column names have units."""
         import pandas as pd
 
         found = (self._outcomes[run.id][1] or {} for run in self.runs)
@@ -534,7 +537,7 @@ class Comparison(RunPage):
         return pd.DataFrame(rows, columns=None if rows else ["run"])
 
     def run(self) -> Comparison:
-        """Do what the Run button does and return at once.
+        """Start the experiments as the Run button does, and return at once.
 
         Raises
         ------
@@ -557,7 +560,7 @@ compare = Comparison
 
 
 def _check(experiments: list[Experiment], titles: Sequence[str] | None) -> None:
-    """Raise a ValueError if experiments do not fit into one figure or do not match `titles`."""
+    """Raise ValueError if experiments do not fit into one figure or do not match `titles`."""
     for each in experiments:
         require(isinstance(each, Experiment), f"experiments: got {each!r:.60}, allowed are experiments only")
     got = len(experiments)

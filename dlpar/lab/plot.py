@@ -1,4 +1,4 @@
-"""Figures that are fed record by record: live in a panel, or all at once for a static figure.
+"""Figures that receive records one by one: live in a panel, or all at once for a static figure.
 
 A panel sends changes to the page, at most ten times a second.  A static figure takes all records and is drawn once.
 So live and static figures cannot differ.
@@ -31,7 +31,7 @@ Columns = dict[str, str]
 
 
 class Drawing:
-    """Layout, curves and caption of one figure, changed from any thread.
+    """Layout, curves and caption of one figure. Any thread may change them.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Drawing:
             self._stale = True
 
     def relayout(self, x_axes: dict[str, Look] | None = None, height: int = 400, **layout: Any) -> None:
-        """Replace the layout, the choices of the horizontal axis and the height; keep the traces.
+        """Replace the layout, the choices of the horizontal axis and the height. Keep the traces.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Drawing:
             self._stale = True
 
     def set_axis(self, name: str, **attributes: Any) -> None:
-        """Change attributes of an axis, which is ``yaxis``, ``xaxis2`` … or one of ``x_axes``."""
+        """Change attributes of an axis: ``yaxis``, ``xaxis2`` … or one of ``x_axes``."""
         with self._guard:
             axes = self._axes(name)
             changed = {**axes[name], **attributes}
@@ -123,7 +123,10 @@ class Drawing:
                 self._news.setdefault("axes", {}).setdefault(name, {}).update(attributes)
 
     def grow(self, name: str, value: float, ended: bool = False) -> None:
-        """Double the end of an axis until `value` fits; when a run has `ended`, end it at a round number."""
+        """Double the end of an axis until `value` fits.
+
+        When a run has `ended`, end the axis at a round number.
+        """
         low, end = self._axes(name)[name]["range"]
         self.set_axis(name, range=[low, theme.rounded_up(value) if ended else theme.doubled(value, end)])
 
@@ -135,13 +138,13 @@ class Drawing:
         return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
 
     def set_origin(self, seconds: float) -> None:
-        """Set the moment of the run at which a time window begins; the horizontal axis counts ms from it."""
+        """Set the moment of the run at which a time window begins. The horizontal axis counts ms from it."""
         with self._guard:
             if seconds != self.looks["origin"]:
                 self.looks["origin"] = self._news["origin"] = seconds
 
     def set_caption(self, sentence: str) -> None:
-        """Change the sentence under the figure."""
+        """Change the caption under the figure."""
         with self._guard:
             if sentence != self.caption:
                 self.caption = self._news["caption"] = sentence
@@ -161,7 +164,7 @@ class Drawing:
         return Figure({"data": traces, "layout": layout})
 
     def snapshot(self) -> Message:
-        """Return all of the figure; the next :meth:`changes` are those after it."""
+        """Return the full state of the figure. The next :meth:`changes` are those after it."""
         with self._guard:
             self._stale, self._news = False, {}
             for _, series in self._traces.values():
@@ -171,7 +174,7 @@ class Drawing:
             return whole, [_packed(series.rows) for _, series in self._traces.values()]
 
     def changes(self) -> Message | None:
-        """Return the changes since the last call or snapshot; None if there are none."""
+        """Return the changes since the last call or snapshot, or None if there are none."""
         with self._guard:
             if self._stale:
                 return self.snapshot()
@@ -185,12 +188,12 @@ class Drawing:
 
 
 def _packed(rows: np.ndarray) -> bytes:
-    """Pack rows as little-endian float64, column by column; the page reads one Float64Array per column."""
+    """Pack rows as little-endian float64, column by column. The page reads one Float64Array per column."""
     return np.ascontiguousarray(rows.T, dtype="<f8").tobytes()
 
 
 class Series:
-    """Rows of one curve; when the rows are full, the stride doubles.
+    """Rows of one curve. When the rows are full, the stride doubles.
 
     Parameters
     ----------
@@ -219,7 +222,7 @@ class Series:
         return self._rows[: self._size]
 
     def add(self, row: Sequence[float]) -> None:
-        """Add the next row; it is dropped unless the stride falls on it."""
+        """Add the next row. The row is dropped unless the stride falls on it."""
         if self.seen % self.stride == 0:
             self._push(row)
         self.seen += 1
@@ -236,7 +239,10 @@ class Series:
         self._size, self._sent, self.stride = len(rows), -1, 1
 
     def take_new(self) -> tuple[bool, np.ndarray]:
-        """Return ``(whole, rows)`` for a reader of all earlier calls: new rows only or, if `whole`, all rows."""
+        """Return ``(whole, rows)`` for a reader of all earlier calls.
+
+        The rows are the new rows or, if `whole`, all rows.
+        """
         whole, start = self._sent < 0, max(self._sent, 0)
         self._sent = self._size
         return whole, self.rows[start:]
@@ -254,7 +260,7 @@ class Series:
 
 
 class Shown(NamedTuple):
-    """A run in a figure.
+    """Run in a figure.
 
     Attributes
     ----------
@@ -278,12 +284,12 @@ class Shown(NamedTuple):
 
     @property
     def line(self) -> dict[str, Any]:
-        """plotly attributes of the run's line; a simulated one is faint and broad."""
+        """Plotly attributes of the run's line. A simulated line is faint and broad."""
         return {"name": self.name, **theme.beside(self.colour, self.number, self.experiment.cluster.world)}
 
 
 def shown(experiments: Sequence[Experiment], keys: Sequence[str], names: Names = None) -> list[Shown]:
-    """Return the names and styles of compared runs; a name lists the settings in which a run differs."""
+    """Return the names and styles of compared runs. A name lists the settings in which a run differs."""
     names = names or (labels(experiments) if len(experiments) > 1 else ["all workers"])
     rows = zip(keys, experiments, names, theme.run_colours(experiments))
     return [Shown(key, e, with_world(name, e), n, colour) for n, (key, e, name, colour) in enumerate(rows)]
@@ -294,7 +300,7 @@ Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
 
 
 class Plot(Drawing):
-    """A figure of one or several runs; the last started run is in front and receives the records.
+    """Figure of one or several runs. The last started run is in front and receives the records.
 
     Attributes
     ----------
@@ -327,7 +333,7 @@ class Plot(Drawing):
         return next(reversed(self.runs.values()))
 
     def begin(self, run: Shown) -> None:
-        """Add a run, in front of the others."""
+        """Add a run in front of the others."""
         self.runs[run.key], self._drawn = run, 0.0
 
     def forget(self, key: str) -> None:
@@ -344,7 +350,10 @@ class Plot(Drawing):
         return due
 
     def say(self, sentence: str) -> None:
-        """Change the sentence about the run in front; add the number of drawn workers if some are left out."""
+        """Change the caption of the run in front.
+
+        Add the number of drawn workers if some are left out.
+        """
         whose = f"{self.front.name}: " if len(self.runs) > 1 else ""
         self.set_caption(whose + captions.shown_workers(self.front.experiment, sentence))
 
@@ -360,16 +369,19 @@ class Plot(Drawing):
                 self.restyle(trace, name=spec["style"]["name"].replace(old, name))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take a worker's step, a test on held-out samples, or an event of a rank."""
+        """Take the record of a worker's step, of a test on held-out samples, or of a rank's event."""
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take the record of a finished global step."""
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update axes and sentence."""
+        """Update the axes and the caption."""
 
     def look(self, end: float, between: Reader) -> None:
-        """Show the ended run in front as it was at a moment; `between` reads records of a time window."""
+        """Show the ended run in front as it was at a moment.
+
+        `between` reads records of a time window.
+        """
 
 
 class Board:
@@ -395,7 +407,7 @@ class Board:
         self.plots, self.goal = list(plots), goal
 
     def begin(self, run: Shown) -> None:
-        """Add a run to the figures that fit; the following records belong to this run."""
+        """Add a run to the figures that fit. The following records belong to this run."""
         experiment = run.experiment
         self.steps = GlobalSteps(experiment.workers - experiment.backup, experiment.sync.runs_free)
         self.ranks: dict[int, dict[str, Any]] = {}
@@ -421,7 +433,7 @@ class Board:
             self.slip = max(self.slip or 0.0, record["slip"])
 
     def settle(self, ended: bool) -> None:
-        """Bring axes and sentences up to date."""
+        """Update the axes and captions."""
         ready = self.steps.ready(ended)
         for plot in self.fed:
             for done in ready:

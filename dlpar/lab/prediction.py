@@ -1,4 +1,4 @@
-"""Predictions by a student before a run; a question never blocks a run."""
+"""Predictions by a student before a run. A question never blocks a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Prediction(Page):
-    """A question and its answer: a choice if `choices` are given, else a number.
+    """Question and its answer: a choice if `choices` are given, else a number.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Prediction(Page):
 
     @property
     def value(self) -> float | str | None:
-        """Predicted number or choice; None without an answer or for "I don't know"."""
+        """Predicted number or choice. None without an answer or for "I don't know"."""
         return self.answer.value
 
     def reveal(self, found: float | str, how: str = "measured") -> Reveal:
@@ -120,7 +120,7 @@ class Prediction(Page):
         self._say()
 
     def _number(self) -> float | None:
-        """Return the typed number, if it is a number within bounds."""
+        """Return the typed number, if it is within bounds."""
         try:
             value = float(self._typed.replace(",", "."))
         except ValueError:

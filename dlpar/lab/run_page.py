@@ -119,7 +119,7 @@ class RunPage(Page):
         return self.runs
 
     def stop(self) -> None:
-        """Do what the Stop button does: end the job if one is running, and start no other."""
+        """Act as the Stop button does: end the running job, if any, and start no other."""
         if not self.running:
             return
         if self._asked:
@@ -134,7 +134,7 @@ class RunPage(Page):
         return self.ended("stopped", "stopped by its owner")
 
     def close(self) -> None:
-        """Stop the job, if one is running, and remove the panel from the page."""
+        """Stop the running job, if any, and remove the panel from the page."""
         if self.comm:  # otherwise it was refused or is closed
             self.stop()
             if self._watch:
@@ -165,7 +165,7 @@ class RunPage(Page):
                 self.clear_earlier()
 
     def clear_earlier(self) -> None:
-        """Remove earlier runs from the figures; their folders stay."""
+        """Remove earlier runs from the figures. Their folders stay."""
         with self._guard:
             self._forget(list(self._shown)[:-1])
             if self._shown:
@@ -194,7 +194,7 @@ class RunPage(Page):
             self._board.take(rank_of(source), record)
 
     def refresh(self, alive: bool) -> None:
-        """Show the records taken so far; the watch calls this at most ten times a second."""
+        """Show the records taken so far. The watch calls this at most ten times a second."""
         if self._instead and self._queued_at and time.monotonic() - self._queued_at >= PATIENCE:
             self._queued_at = math.inf
             self.tell(offer={"text": "Instead of waiting:", "actions": self._instead})
@@ -205,7 +205,7 @@ class RunPage(Page):
         self.flush(alive)
 
     def ended(self, status: str, reason: str) -> None:
-        """End the run, and start the next if there is one; the watch calls this."""
+        """End the run, and start the next if there is one. The watch calls this."""
         self._leave_queue()
         with self._guard:
             self._board.settle(ended=True)
@@ -238,7 +238,7 @@ class RunPage(Page):
     # ---- inside ----------------------------------------------------------------------
 
     def _start(self, asked: Sequence[tuple[str, Experiment]]) -> None:
-        """Run named experiments one after the other; raise if the first cannot start."""
+        """Run named experiments one after the other. Raise an error if the first cannot start."""
         self._refuse_if_running()
         self._asked, self._count, self._failure = list(asked), len(asked), ""
         self._next()
@@ -256,7 +256,10 @@ class RunPage(Page):
         self._follow(Watch(job.run.path, self))
 
     def _begin(self, run: Run, experiment: Experiment, name: str = "") -> None:
-        """Add a run to the figures, in front of the others; by default, names list differing settings."""
+        """Add a run in front of the others in the figures.
+
+        The default name lists the settings that differ.
+        """
         with self._guard:
             for key, other in list(self._shown.items()):
                 if key in (run.id, self._opening) or loss_title(other.experiment) != loss_title(experiment):
@@ -307,7 +310,7 @@ class RunPage(Page):
         self._shown[key] = self._shown[key]._replace(name=name)
 
     def _choose(self, experiment: Experiment) -> None:
-        """Show the figures that fit an experiment; keep the figure in front if it fits."""
+        """Show the figures that fit an experiment. Keep the figure in front if it fits."""
         self.figures = {plot.title: plot for plot in self._board.plots if plot.fits(experiment)}
         front = self.state.get("front")
         self.tell(tabs=[*self.figures], front=front if front in self.figures else next(iter(self.figures)))
@@ -318,7 +321,7 @@ class RunPage(Page):
         return found.kept[found.front.key].mean if found and found.runs else None
 
     def _show_runs(self) -> None:
-        """Show the table of runs: differing settings, results and ratios."""
+        """Show the table of runs, with differing settings, results and ratios."""
         rows = []
         for key, run in self._shown.items():
             state, found = self._outcomes[key]
@@ -348,7 +351,7 @@ LOG_BYTES = 16_000
 
 
 def results(run: Run, reached: float | None) -> dict[str, Any]:
-    """Return the results of a finished run and its seconds to the goal (`reached`); missing ones are None."""
+    """Return the results of a finished run and its seconds to the goal (`reached`). Missing ones are None."""
     summary = run.summary
     return {
         "world": run.world,
@@ -379,7 +382,7 @@ class Status:
         self.page.tell(words=self.prefix + words)
 
     def begin(self, experiment: Experiment, path: Path | None = None) -> None:
-        """Start a run; None: no run yet."""
+        """Start a run. None means that there is no run yet."""
         self.experiment, self.path = experiment, path
         self.errors: dict[int, dict[str, Any]] = {}
         self._log_size, self._shown, self.launch_s, self._seen, self.chosen = -1, 0.0, None, None, {}
@@ -389,7 +392,7 @@ class Status:
         self.say(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
 
     def progress(self, so_far: GlobalSteps, rate: float | None) -> None:
-        """Show the progress of the run, at most four times a second; `rate` is in samples/s."""
+        """Show the progress of the run, at most four times a second. `rate` is in samples/s."""
         now = time.monotonic()
         if now - self._shown < 0.25:
             return
@@ -410,7 +413,10 @@ class Status:
         return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
-        """Return the reader's seconds per step since the first call with finished steps (None in that call)."""
+        """Return the reader's seconds per step since the first call with finished steps.
+
+        In that call, return None.
+        """
         self._seen = self._seen or (now, done)
         return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None
 
@@ -436,7 +442,7 @@ class Status:
         self.show_log()
 
     def show_facts(self, ranks: dict[int, dict], slip: float | None, batches: str) -> None:
-        """Show the facts that a reader needs to trust the figures: world, platform, clock, slip."""
+        """Show the facts that a reader needs to trust the figures: world, platform, clock and slip."""
         cluster = self.experiment.cluster
         where = _platform(ranks) if cluster.world == "real" else platform_in_words(self.experiment)
         facts = {"world": cluster.world, "platform": where} | self.chosen

@@ -1,4 +1,4 @@
-"""Sweeps of experiments, which run one after the other or, if simulated, side by side.
+"""Sweeps of experiments. Experiments run one after the other or, if simulated, side by side.
 
 run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
 """
@@ -44,32 +44,32 @@ class Outcome:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Summary of the run, as ``dlpar run --json`` prints it; empty unless it is done."""
+        """Summary of the run, as ``dlpar run --json`` prints it. It is empty unless the run is done."""
         return self.run.summary if self.status == "done" else {}
 
     @property
     def samples_per_s(self) -> float | None:
-        """Return the throughput of all workers together by the run's clock; None unless the run is done."""
+        """Return the throughput of all workers together by the run's clock, or None unless the run is done."""
         return self.summary.get("samples_per_s")
 
     @property
     def step_s(self) -> float | None:
-        """Return the seconds of a global step; None unless the run is done."""
+        """Return the seconds of a global step, or None unless the run is done."""
         return self.experiment.global_batch / self.samples_per_s if self.samples_per_s else None
 
     @property
     def compute_s(self) -> float:
-        """Return the seconds that a worker computes in a step; KeyError unless the run is done."""
+        """Return the seconds that a worker computes in a step. Raises KeyError unless the run is done."""
         return self.summary["seconds"]["compute"] / self.summary["steps"]
 
     @cached_property
     def predicted_step_s(self) -> float | None:
-        """Return the predicted seconds of a step; None without a closed form."""
+        """Return the predicted seconds of a step, or None without a closed form."""
         return found.seconds if (found := predict(self.experiment)) else None
 
     @property
     def predicted_samples_per_s(self) -> float | None:
-        """Return the predicted throughput; None without a closed form."""
+        """Return the predicted throughput, or None without a closed form."""
         return self.experiment.global_batch / self.predicted_step_s if self.predicted_step_s else None
 
 

@@ -102,7 +102,7 @@ OTHERS = 4
 
 
 def workers(experiment: Experiment) -> int:
-    """Return the number of drawn workers, the first ranks."""
+    """Return the number of drawn workers, which are the first ranks."""
     return min(experiment.workers, WORKERS)
 
 
@@ -118,17 +118,20 @@ def ranks(experiment: Experiment) -> list[int]:
 
 
 def scheme_colour(scheme: str) -> str:
-    """Return the colour of a scheme; grey for an unknown one, such as a student's own."""
+    """Return the colour of a scheme. An unknown scheme, such as a student's own, is grey."""
     return SCHEMES.get(scheme, GREY)
 
 
 def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> Look:
-    """Return the trace of a prediction: a dashed line."""
+    """Return the trace of a prediction as a dashed line."""
     return {"mode": "lines", "name": name, "line": line_by_source(colour, "predicted", width)}
 
 
 def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
-    """Return the line of a result by source: dashed if predicted, broad and faint if simulated, otherwise solid."""
+    """Return the line of a result by source.
+
+    Predicted lines are dashed, and simulated lines are broad and faint. Others are solid.
+    """
     if source == "predicted":
         return {"color": colour, "width": width, **PREDICTED}
     if source == "simulated":
@@ -137,7 +140,7 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
 
 
 def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> Look:
-    """Return the trace of results by source; predictions have open, larger markers."""
+    """Return the trace of results by source. Predictions have open, larger markers."""
     marker = {"color": colour, "size": 10, "symbol": symbol}
     if source == "predicted":
         marker |= {"size": 14, "symbol": f"{symbol}-open"}
@@ -155,14 +158,17 @@ def rank_line(rank: int, crowded: bool = False) -> Look:
 
 
 def _line(colour: str, number: int, width: float, size: int, shown: int) -> Look:
-    """Return a line with its dash and some `shown` markers, which are complete even at a figure's edges."""
+    """Return a line with its dash and some `shown` markers. Markers are complete even at a figure's edges."""
     line = {"color": colour, "width": width, "dash": DASHES[number % len(DASHES)]}
     marker = {"color": colour, "size": size, "symbol": MARKERS[number % len(MARKERS)], "maxdisplayed": shown}
     return {"mode": "lines+markers", "line": line, "marker": marker, "cliponaxis": False}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
-    """Choose each run's colour: the scheme's colour if each run has a different scheme, otherwise the next one."""
+    """Choose each run's colour.
+
+    If each run has a different scheme, use the scheme's colour, otherwise the next colour.
+    """
     schemes = [experiment.sync.scheme for experiment in experiments]
     if len(schemes) > 1 and len(set(schemes)) == len(schemes):
         return [scheme_colour(scheme) for scheme in schemes]
@@ -170,7 +176,10 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def beside(colour: str, number: int, world: str = "real") -> Look:
-    """Return the line of one of several runs, with its own dash and symbols; only simulated lines are faint."""
+    """Return the line of one of several runs, with its own dash and symbols.
+
+    Only simulated lines are faint.
+    """
     look = _line(colour, number, 2.0, 11, 6)
     if world == "simulated":
         look["line"] |= line_by_source(colour, world)
@@ -205,13 +214,16 @@ def hatch(shape: str) -> Look:
 
 
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> Look:
-    """Return an axis with title and unit; `limits` fix the range, so that it does not jump during a run."""
+    """Return an axis with title and unit. `limits` fix the range, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
     return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **_KEPT["axis"], **fixed, **more}
 
 
 def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
-    """Return round numbers from at most `low` to at least `high`; powers of ten if there are many."""
+    """Return round numbers from at most `low` to at least `high`.
+
+    If there are many, return powers of ten.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     numbers = [step * 10.0**power for power in powers for step in steps]
     first = max(n for n in numbers if n <= low * (1 + 1e-9))
@@ -231,7 +243,10 @@ def log_axis(
     ends: tuple[float, float] | None = None,
     **more: Any,
 ) -> Look:
-    """Return a logarithmic axis with ticks at some of `values`, between `ends` (default: the first and last value)."""
+    """Return a logarithmic axis between `ends`, with ticks at some of `values`.
+
+    The default ends are the first and last value.
+    """
     shown = values[:: -(-len(values) // TICKS)]
     first, last = map(math.log10, ends or (values[0], values[-1]))
     margin = 0.03 * (last - first) or 0.5
@@ -246,7 +261,7 @@ def rows(names: Sequence[str], **more: Any) -> Look:
 
 
 def annotation(text: str, x: float, y: float, **more: Any) -> Look:
-    """Return text without an arrow; `x` and `y` are shares of the plot, `y` for the lower edge."""
+    """Return text without an arrow. `x` and `y` are shares of the plot, `y` for the lower edge."""
     place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
@@ -262,7 +277,7 @@ def unit_of(nbytes: float) -> tuple[float, str]:
 
 
 def columns(number: int, gap: float) -> list[list[float]]:
-    """Return the domains of adjacent axes, as shares of the figure's width, like `gap`."""
+    """Return the domains of adjacent axes. Domains and `gap` are shares of the figure's width."""
     width = (1 + gap) / number
     return [[n * width, (n + 1) * width - gap] for n in range(number)]
 

@@ -45,17 +45,17 @@ class Listener(Protocol):
     """Receiver of the records of a watch."""
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record; `source` is ``rank-3`` or ``job``."""
+        """Take a record. `source` is ``rank-3`` or ``job``."""
 
     def refresh(self, alive: bool) -> None:
-        """Show the records taken so far; with `alive`, send a sign of life even without records."""
+        """Show the records taken so far. With `alive`, send a sign of life even without records."""
 
     def ended(self, status: str, reason: str) -> None:
         """End the run after all records have been taken."""
 
 
 class Reader(Thread):
-    """A thread that reads a run for a listener.
+    """Thread that reads a run for a listener.
 
     The thread keeps only a weak reference to the listener, never prints, and never outlives the kernel.
     """
@@ -175,7 +175,7 @@ class Replay(Reader):
             listener.ended(self._run.status, self._run.reason)
 
     def _show(self, at: float) -> bool:
-        """Wait until `at`, and show the records passed so far; return False if the replay was cancelled."""
+        """Wait until `at`, and show the records passed so far. Return False if the replay was cancelled."""
         left = at - time.monotonic()
         if self._cancelled.wait(max(0.0, left)) or (listener := self._listener()) is None:
             return False
@@ -185,7 +185,7 @@ class Replay(Reader):
 
 
 def has_ended(run: Run) -> bool:
-    """Return whether a run's records are complete; a job holds its folder a moment longer."""
+    """Return whether a run's records are complete. A job holds its folder a moment longer."""
     return not run.live or run.status not in ("queued", "starting", "running")
 
 
@@ -204,7 +204,9 @@ def recordings() -> list[dict[str, Any]]:
 
 
 def newest_like(experiment: Experiment) -> Run | None:
-    """Find the finished run most like an experiment, with the same scheme and split; None if there is none.
+    """Find the finished run most like an experiment, with the same scheme and split.
+
+    Return None if there is none.
 
     A run with equal settings comes first, then a run in the same world; the newest of these counts.
     """
@@ -217,7 +219,7 @@ def newest_like(experiment: Experiment) -> Run | None:
 
 
 def _readable(most: int) -> Iterator[tuple[Run, Experiment]]:
-    """Return the newest runs, without runs of another version of dlpar."""
+    """Yield the newest runs that this version of dlpar can read, with their experiments."""
     for run in runs()[:most]:
         with suppress(BadExperiment):
             yield run, run.experiment
@@ -253,7 +255,7 @@ BLOCK = 1 << 16
 
 
 def between(folder: Path, begin: float, end: float) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the ranks' records in a window of the run's clock; each file is in time order."""
+    """Yield the ranks' records in a window of the run's clock. Each file is in time order."""
     for path in sorted(folder.glob("rank-*.jsonl")):
         source = source_of(path.name)
         with open_plain(path) as file:

@@ -1,4 +1,4 @@
-"""Averaging graph of replicas, and their consensus distance, from sketches of weights."""
+"""Figures of the replicas' averaging graph and of their consensus distance, from sketches of weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Distance:
             self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 
     def add(self, done: GlobalStep) -> None:
-        """Take a global step."""
+        """Take the record of a global step."""
         held = np.array(list(done.sketches.values()))
         if len(held) < self.experiment.workers:
             return
@@ -48,7 +48,7 @@ class Distance:
             self.line.add((done.step, max(self.last[1], FLOOR)))
 
     def draw(self, ended: bool) -> None:
-        """Draw the distance by mixing alone and, after the run, its last distance."""
+        """Draw the distance under mixing alone and, after the run, its last distance."""
         if self.first[1] > FLOOR:
             if ended:
                 self.line.finish((self.last[0], max(self.last[1], FLOOR)))
@@ -57,7 +57,7 @@ class Distance:
 
 
 class Consensus(Plot):
-    """Consensus distance after every global step, with the contraction that the graph predicts.
+    """Figure of the consensus distance after every global step, with the contraction that the graph predicts.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Consensus(Plot):
         self.kept[self.front.key].add(done)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update axis and sentence."""
+        """Update the axis and the caption."""
         own = self.kept[self.front.key]
         if not own.last[0] and not own.last[1]:
             return self.set_caption("No replica has reported its weights yet.")
@@ -107,14 +107,20 @@ class Consensus(Plot):
 
 
 def contraction(experiment: Experiment) -> float | None:
-    """Return the factor by which mixing alone shrinks the distance a step; None without graph or with local steps."""
+    """Return the factor by which mixing alone shrinks the distance a step.
+
+    Return None without graph or with local steps.
+    """
     if not has_peers(experiment.sync) or experiment.averaging.method != "none":
         return None
     return theory.contraction(experiment)
 
 
 def disagreement(experiment: Experiment) -> str:
-    """Return a warning if a graph is disconnected, so that its workers cannot agree; otherwise empty text."""
+    """Return a warning if a graph is disconnected, so that its workers cannot agree.
+
+    Otherwise return empty text.
+    """
     return f"{sentence}." if (sentence := warning(experiment)) else ""
 
 
@@ -160,7 +166,7 @@ def consensus(runs: Runs, predicted: bool = True, titles: Names = None) -> Figur
 
 
 def show_graph(of: Experiment | Run) -> Figure:
-    """Draw the graph over which workers average; for a run, a node's colour shows its final distance.
+    """Draw the graph over which workers average. For a run, a node's colour shows its final distance.
 
     An arrow means that only its tail sends (push-sum). For pairwise averaging, the figure shows the edges
     along which workers average. For random peers there is no graph: only the workers are drawn.
@@ -193,7 +199,7 @@ def show_graph(of: Experiment | Run) -> Figure:
 
 
 def _used(experiment: Experiment) -> Graph:
-    """Return the receivers of each worker, if they are the same at every step."""
+    """Return each worker's receivers, if they are the same at every step."""
     sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
     if not sync.has_graph:
         return [()] * workers
@@ -204,7 +210,7 @@ def _used(experiment: Experiment) -> Graph:
 
 
 def _edges(graph: Graph, places: np.ndarray, node: int | None) -> dict[str, Any]:
-    """Return all edges as one trace; with `node`, a node's size in pixels, edges have arrowheads."""
+    """Return all edges as one trace. With `node`, a node's size in pixels, edges have arrowheads."""
     edges = [(a, b) for a, to in enumerate(graph) for b in to if node or a < b]
     lines = np.array([p for a, b in edges for p in (places[a], places[b], (np.nan, np.nan))]).reshape(-1, 2)
     drawn = {**theme.LOOKS["edges"], "x": lines[:, 0], "y": lines[:, 1]}
@@ -229,7 +235,7 @@ def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | No
 
 
 def _exchange(experiment: Experiment, graph: Graph) -> str:
-    """State each worker's number of partners, as the end of a clause about workers."""
+    """State each worker's number of partners as the end of a clause about workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
     if not experiment.sync.has_graph:
         to = {"random": f"{peers} of the others, drawn anew each time", "one_peer": "one 1, 2, 4 … places on"}
@@ -244,7 +250,7 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
 
 
 def _places(experiment: Experiment) -> np.ndarray:
-    """Return node positions, shape (workers, 2): a grid, a circle, or a circle around a star's centre."""
+    """Return node positions, shape (workers, 2): a grid, a ring, or a ring around a star's centre."""
     n, kind = experiment.workers, experiment.sync.topology
     if kind == "grid":
         _, columns = grid_shape(n)
@@ -255,7 +261,7 @@ def _places(experiment: Experiment) -> np.ndarray:
 
 
 def _text_positions(experiment: Experiment, places: np.ndarray) -> list[str]:
-    """Return the position of each node's number: outside a circle, between the lines of a grid."""
+    """Return the position of each node's number: outside a ring, between the lines of a grid."""
     if experiment.sync.topology == "grid":
         return ["top right"] * len(places)
     up = np.where(places[:, 1] > 0.35, "top", np.where(places[:, 1] < -0.35, "bottom", "middle"))

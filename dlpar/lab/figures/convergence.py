@@ -25,7 +25,7 @@ X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "
 
 
 def is_regression(experiment: Experiment) -> bool:
-    """Return whether the task has no classes, and so no accuracy."""
+    """Return whether the task has no classes and so no accuracy."""
     return experiment.data.name == "diabetes"
 
 
@@ -35,7 +35,7 @@ def loss_title(experiment: Experiment) -> str:
 
 
 class Curve:
-    """Loss and tests of one run."""
+    """Loss and test results of one run."""
 
     def __init__(self, plot: Plot, run: Shown) -> None:
         self.experiment, self.accuracy, self.first, self.top = run.experiment, None, math.nan, 0.0
@@ -72,7 +72,7 @@ class Curve:
         return self.done.samples if self.done else 0
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step; earlier tests are drawn at the previous step."""
+        """Take a finished global step. Earlier tests are drawn at the previous step."""
         if self.done:
             self.draw_tests(self.done)
             if done.attempt > self.done.attempt:
@@ -84,7 +84,7 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def _go_back(self, done: GlobalStep) -> None:
-        """Move the steps that an attempt lost to a broad band; the next attempt begins at the stroke."""
+        """Draw the steps that an attempt lost as a broad band. The next attempt begins at the stroke."""
         rows, again = self.loss.rows, self.loss.rows[:, 0] >= done.step
         colour, gap = theme.SPENT["done again"][0], [[np.nan] * rows.shape[1]]
         band = self._beside("done again", mode="lines", opacity=0.5, line={"color": colour, "width": 12})
@@ -105,18 +105,18 @@ class Curve:
                 marks.add(rows[np.searchsorted(rows[:, 0], step)])
 
     def draw_tests(self, done: GlobalStep) -> None:
-        """Draw tests whose steps are done or, for free-running workers, tests up to this step's time."""
+        """Draw tests whose steps are done. For free-running workers, draw tests up to this step's time."""
         at, until = ("t", done.seconds) if self.experiment.sync.runs_free else ("step", done.step + 1)
         while self._pending and self._pending[0][at] <= until:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
-        """Take a test, to be drawn when all workers have done the steps before."""
+        """Take a test result, to be drawn when all workers have done the steps before."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
 
     def finish(self, last: GlobalStep) -> None:
-        """End the curve on the run's last step, and draw the remaining tests."""
+        """End the curve on the run's last step and draw the remaining tests."""
         self.loss.finish(_row(last))
         for record in self._pending:
             self._add(record, last)
@@ -139,7 +139,7 @@ def _row(done: GlobalStep) -> tuple[float, ...]:
 
 
 class Convergence(Plot):
-    """Loss of every global step, and accuracy of every test on held-out samples.
+    """Figure of each global step's loss and each test's accuracy on held-out samples.
 
     A loss above twice the first leaves the figure, because it would flatten all others on a linear axis.
 
@@ -178,14 +178,14 @@ class Convergence(Plot):
         self.kept[self.front.key].step(done)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take a test on held-out samples."""
+        """Take the result of a test on held-out samples."""
         if record["k"] == "eval":
             self.kept[self.front.key].test(record)
         elif record.get("name") == "death":
             self.kept[self.front.key].deaths.setdefault(record["dead"], record["step"])
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update axes and sentence."""
+        """Update the axes and the caption."""
         curve, last = self.kept[self.front.key], steps.last
         if last is None:
             return
@@ -206,7 +206,7 @@ class Convergence(Plot):
         return captions.convergence(curve, curve.loss.stride)
 
     def _relayout(self) -> None:
-        """Fit the axes to the shown data."""
+        """Fit the axes to the displayed data."""
         first, curves = self.front.experiment, self.kept.values()
         ends = _joint(*(_ends(curve.experiment) for curve in curves))
         reach, titles = _joint(ends, *map(_latest, curves)), theme.titles(self.worlds())
@@ -220,7 +220,7 @@ class Convergence(Plot):
 
 
 def _ends(experiment: Experiment) -> dict[str, float]:
-    """Return the initial ends of the horizontal axes; steps and samples never exceed their ends."""
+    """Return the initial ends of the horizontal axes. Steps and samples never exceed their ends."""
     found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
     # The library's all-reduce does not report its bytes.
     is_counted = getattr(experiment.sync, "allreduce", "") != "library"
@@ -233,7 +233,7 @@ def _latest(curve: Curve) -> dict[str, float]:
 
 
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
-    """Return the largest end of each axis; NaN is ignored."""
+    """Return the largest end of each axis. NaN is ignored."""
     return pd.DataFrame(reaches).max().fillna(0.0).to_dict()
 
 
@@ -269,13 +269,15 @@ overlay = convergence
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
-    """Raise ValueError, with the argument's name, unless all tasks have one loss and all or none have an accuracy."""
+    """Raise ValueError, with the argument's name, unless the tasks have one loss and agree on having an
+    accuracy.
+    """
     fine = len(set(map(loss_title, experiments))) < 2
     require(fine, f"{name}: got classification and regression, allowed is one kind of task")
 
 
 def trained(runs: list[Run]) -> list[Run]:
-    """Return the runs; raise ValueError if a run sent sizes only and so has no loss."""
+    """Return the runs. Raise ValueError if a run sent sizes only and so has no loss."""
     why = "its messages carried sizes only, so nothing was trained: there is no loss"
     for run in runs:
         require(Convergence.fits(run.experiment), f"run {run.id}: {why}")
@@ -346,7 +348,10 @@ def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Fi
 
 
 def first_at(run: Run, goal: float) -> tuple[int | None, float]:
-    """Return step and seconds of the first test with accuracy `goal` or more; the step is None without one."""
+    """Return step and seconds of the first test with accuracy `goal` or more.
+
+    Without such a test, the step is None.
+    """
     evals = run.evals
     good = evals[evals["accuracy"].astype(float) >= goal]
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
@@ -360,7 +365,7 @@ FLOOR = 1e-12
 
 
 def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
-    """Draw the suboptimality, training loss minus the least loss, over steps on a logarithmic axis.
+    """Draw the suboptimality, which is training loss minus its minimum, over steps on a logarithmic axis.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Cost of communication: messages, collectives, and communication that computing does not hide."""
+"""Figures of communication cost: messages, collectives, and communication that computing does not hide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CollectiveTime(NamedTuple):
-    """Time of a collective, from one of the worlds or predicted."""
+    """Time of a collective, measured in a world or predicted."""
 
     name: str
     ranks: int
@@ -68,7 +68,7 @@ class PingPong(NamedTuple):
 def ping_pong(
     sizes: Sequence[int] = SIZES, repeats: int = 31, world: str = "real", platform: str | None = None
 ) -> PingPong:
-    """Send messages back and forth between two ranks and time them.
+    """Send messages back and forth between two ranks, and time them.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def _cluster(world: str, platform: str | None) -> dict[str, str]:
 
 
 def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, repeats: int) -> list:
-    """Time each call of each collective on a rank, after warm-up; return its start and end."""
+    """Time each call of each collective on a rank, after warm-up. Return its start and end."""
     from dlpar.collectives import ALLREDUCE
 
     found = []
@@ -220,7 +220,7 @@ def _link_in_words(one: PingPong, several: bool) -> str:
 
 
 def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Figure:
-    """Draw the times of all-reduce algorithms on logarithmic axes; the axis names the clock.
+    """Draw the times of all-reduce algorithms on logarithmic axes. The axis names the clock.
 
     Solid lines are measured or paced, broad and faint lines are simulated, and dashed lines are predicted.
 
@@ -260,7 +260,10 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
 
 
 def _ends(here: dict[CollectiveTime, tuple[float, float]], over: str, several: bool) -> str:
-    """Return the times at both ends of the longest line; of equal lines, the most trusted source counts."""
+    """Return the times at both ends of the longest line.
+
+    Of equally long lines, the most trusted source counts.
+    """
     places = {how: [place for t, (place, _) in here.items() if t.how == how] for how in theme.ORDER}
     known = [how for how in theme.ORDER if places[how]]
     how = max(known, key=lambda how: max(places[how]) / min(places[how]))

@@ -1,4 +1,4 @@
-"""Figures of a split: mesh, pieces of layers on ranks, bytes sent for each layer, and differences of images."""
+"""Figures of a split: mesh, pieces of layers on ranks, bytes sent for each layer, and image differences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST = 64
 
 
 def experiment_of(of: Experiment | Run) -> Experiment:
-    """Return an experiment, or a run's experiment; raise ValueError if it has too many workers."""
+    """Return an experiment, or a run's experiment. Raise ValueError if it has too many workers."""
     experiment = of.experiment if isinstance(of, Run) else of
     got = experiment.workers
     require(got <= MOST, f"workers: got {got}, allowed is at most {MOST}: each rank is looked at")
@@ -46,7 +46,7 @@ SYMBOLS = ("circle", "square", "diamond", "hexagon")
 
 
 class Axis(NamedTuple):
-    """Groups along one axis; `across` of them have ranks on more than one node."""
+    """Groups along one axis. `across` of them have ranks on more than one node."""
 
     name: str
     groups: list[list[int]]
@@ -103,7 +103,7 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
 
 
 def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
-    """Draw a panel for each axis, with a frame for each node: a column, or a row for one node."""
+    """Draw a panel for each axis. Each node has a frame: a column, or a row if there is one node."""
     alone = len(set(nodes)) == 1
     places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
@@ -155,7 +155,7 @@ WHOLE = "rgba(128,128,128,0.22)"
 
 
 def pieces(of: Experiment | Run) -> Figure:
-    """Draw the pieces of each layer that each rank holds.
+    """Draw each rank's pieces of each layer.
 
     The split cuts the model as in training; then each rank reports its weights (:mod:`dlpar.lab.figures.probes`).
     Weights are drawn as matrices, outputs downwards and inputs to the right, and the bias as a strip beside
@@ -226,7 +226,7 @@ def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
 
 
 def _layer(name: str) -> str:
-    """Return the layer of a parameter; images have their own rows."""
+    """Return the layer of a parameter. Images have their own rows."""
     return name if name.startswith("image.") else name.rpartition(".")[0]
 
 
@@ -239,7 +239,7 @@ def _alike(held: Sequence[Holdings]) -> list[list[int]]:
 
 
 def _box(rank: int, piece: tuple, layers: list[str], shapes: Shapes) -> tuple[tuple, float]:
-    """Return the bar and height of a parameter's block, in a rank's column and a layer's row."""
+    """Return the bar and height of a parameter's block in a rank's column and a layer's row."""
     name, rows, columns = piece
     layer, (left, right), (tall, wide) = _layer(name), CELL, shapes[name]
     if name.endswith(".bias"):
@@ -333,7 +333,7 @@ PASSES = ("forward", "backward")
 
 
 def layer_bytes(of: Experiment | Run) -> Figure:
-    """Draw the bytes, and their closed form, that one replica's ranks send for each layer in a step.
+    """Draw the bytes that one replica's ranks send for each layer in a step, and their closed form.
 
     One step runs in the simulated world, and every message is counted where it is sent. The
     synchronisation of replicas is not included (:func:`dlpar.lab.waiting`).
@@ -382,7 +382,7 @@ def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
 
 
 def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
-    """Return bytes by the closed forms, for layers and for the measured boundaries."""
+    """Return closed-form bytes for layers and for the measured boundaries."""
     full = {"float32": 4, "float64": 8}[experiment.dtype]
     of_activations = full if experiment.precision != "bf16" else 2
     found = dict(elements_by_layer(experiment))
@@ -460,7 +460,10 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
 
 
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the largest difference of all channels over the largest expected number, shape (height, width)."""
+    """Return the largest difference over all channels, divided by the largest expected number.
+
+    Shape (height, width).
+    """
     allowed = f"allowed is the expected one, {tuple(expected.shape)}"
     require(got.shape == expected.shape, f"got: got shape {tuple(got.shape)}, {allowed}")
     apart = (got.detach() - expected.detach()).abs().flatten(0, -3).amax(0)

@@ -1,4 +1,4 @@
-"""Static figures of a step: real and ideal passes of micro-batches in a pipeline, the bubble, and memory."""
+"""Static figures of a pipeline step: measured and ideal passes of micro-batches, the bubble, and memory."""
 
 from __future__ import annotations
 
@@ -82,8 +82,10 @@ def window(bars: Iterable[Bar]) -> tuple[float, float]:
 
 
 def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
-    """Return the step of median duration except the slow first; of overlapping steps, some from the
-    middle."""
+    """Return the step of median duration, except the slow first step.
+
+    Of overlapping steps, return some from the middle.
+    """
     if not has_flush(experiment):
         count = min(2 * stages_of(experiment), len(by_step))
         first = sorted(by_step)[(len(by_step) - count) // 2]
@@ -122,7 +124,10 @@ def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar
 
 
 def _step_of(bar: Bar, stages: int) -> int:
-    """Return the step of a pass without a flush: each micro-batch is a step, and early stages are ahead."""
+    """Return the step of a pass without a flush.
+
+    Each micro-batch is a step, and early stages are ahead.
+    """
     return max(0, bar.micro - (stages - 1 - bar.stage)) if bar.kind == "F" else bar.micro
 
 
@@ -139,7 +144,7 @@ def windows(experiment: Experiment, bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
-    """Return the bubble as bars: times in which a rank is idle or waits for a message."""
+    """Return the bubble as bars, the times in which a rank is idle or waits for a message."""
     found = []
     for own in windows(experiment, bars):
         begin, end = window(own)
@@ -159,7 +164,7 @@ AFTER = 1.2
 
 
 def pipeline(run: Run) -> Figure:
-    """Draw a step of every rank of a pipeline, micro-batch by micro-batch, and the schedule's ideal below it.
+    """Draw a step of every rank of a pipeline, micro-batch by micro-batch. The schedule's ideal is below.
 
     The step has the median duration. For a schedule without a flush, the figure shows steps from the middle of
     the run, twice as many as stages.
@@ -213,7 +218,7 @@ def pipeline(run: Run) -> Figure:
 
 
 def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
-    """Return the bars that end after `begin`, in ms from `begin`."""
+    """Return the bars that end after `begin`, in ms since `begin`."""
     after = (bar._replace(start=1e3 * max(bar.start - begin, 0), end=1e3 * (bar.end - begin)) for bar in bars)
     return [bar for bar in after if bar.end > 0]
 
@@ -242,7 +247,7 @@ def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
-    """Add a picture: a trace for each phase and for each chunk of passes, a row for each stage or rank."""
+    """Add a picture with a trace for each phase and chunk of passes, and a row for each stage or rank."""
     named = {trace.name for trace in figure.data}
     chunks = 1 + max(bar.chunk or 0 for bar in bars)
     by_look: dict[tuple[str, int], list[Bar]] = defaultdict(list)
@@ -256,7 +261,7 @@ def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
 
 
 def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
-    """Return plotly attributes of a kind of bar; later chunks are lighter."""
+    """Return plotly attributes of a kind of bar. Later chunks are lighter."""
     is_pass, own = name in PASSES, theme.PHASES.get(name, theme.OTHER).colour
     title = f"{name}, chunk {chunk}" if is_pass and chunks > 1 else name
     title = "bubble: idle" if name == "bubble" else title
@@ -326,7 +331,9 @@ Seconds = Mapping[int, float]
 
 
 def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = MappingProxyType({})) -> Figure:
-    """Draw a step's duration over the number of micro-batches: a curve with its lowest point for each schedule.
+    """Draw a step's duration over the number of micro-batches.
+
+    Each schedule has a curve with its lowest point.
 
     Parameters
     ----------
@@ -383,7 +390,7 @@ States = Sequence[float | None]
 
 
 def memory(runs: Runs, titles: Names = None) -> Figure:
-    """Draw the memory of each rank by kind at a step's peak; for several runs, draw the fullest rank.
+    """Draw each rank's memory by kind at a step's peak. For several runs, draw the fullest rank.
 
     The step is the last one with recorded memory. If the model is split by data alone, a mark shows
     weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv 1910.02054, section
@@ -439,7 +446,7 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
 
 
 def _last(run: Run, what: str) -> dict[int, Any]:
-    """Return `what` of each drawn rank's last step with such a record; a rank's records are in order."""
+    """Return `what` of each drawn rank's last step with such a record. A rank's records are in order."""
     last: dict[int, Any] = {}
     for source, record in run.records():
         if record["k"] == "step" and record.get(what):
@@ -448,7 +455,7 @@ def _last(run: Run, what: str) -> dict[int, Any]:
 
 
 def _state(experiment: Experiment) -> float | None:
-    """Return bytes of weights, gradients and optimizer state by the closed form; None if there is none."""
+    """Return closed-form bytes of weights, gradients and optimizer state, or None if there is no closed form."""
     split, sync = experiment.split, experiment.sync
     if split.kind != "data" or sync.scheme != "ring" or experiment.averaging.method != "none":
         return None
@@ -459,7 +466,7 @@ def _state(experiment: Experiment) -> float | None:
 def _add_course(
     figure: Figure, experiment: Experiment, held: dict[int, list], scale: float, unit: str
 ) -> None:
-    """Add the memory of each rank over the time of a step, to the right of the bars."""
+    """Add each rank's memory over the time of a step, to the right of the bars."""
     courses = {rank: pd.DataFrame(points, columns=["t", "held"]) for rank, points in held.items()}
     everything = pd.concat(courses)
     begin, end = everything["t"].min(), everything["t"].max()

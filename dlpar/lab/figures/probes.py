@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A block of a weight or bias that a rank holds.
+    """Block of a weight or bias that a rank holds.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(comm: Comm, experiment: Experiment) -> Holdings:
-    """Cut the model by the experiment's split and report this rank's pieces; collective over all workers."""
+    """Cut the model by the experiment's split and report this rank's pieces. Collective over all workers."""
     task = prepared(comm, experiment)
     shapes = numbered(task.model)
     part = make_split(task)
@@ -96,7 +96,7 @@ def prepared(comm: Comm, experiment: Experiment) -> Task:
 
 
 def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Number the elements of a model's parameters from 1, in place; return the shapes as matrices."""
+    """Number the elements of a model's parameters from 1, in place. Return the shapes as matrices."""
     shapes, first = {}, 1
     for name, parameter in model.named_parameters():
         numbers = torch.arange(first, first + parameter.numel(), dtype=parameter.dtype)
@@ -107,7 +107,7 @@ def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _numbers_held(task: Task, part: Split) -> np.ndarray:
-    """Return this rank's weights between steps, or only the updated ones if it updates only some."""
+    """Return this rank's weights between steps. If it updates only some, return the updated ones."""
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
     group = task.place.dp_group
@@ -138,7 +138,7 @@ def _around(*both: range) -> tuple[int, int]:
 
 
 def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piece]:
-    """Return blocks of the numbered elements; zeros, which a split may add as padding, are left out."""
+    """Return blocks of the numbered elements. Zeros, which a split may add as padding, are left out."""
     held = np.zeros(1 + sum(rows * columns for rows, columns in shapes.values()), dtype=bool)
     held[numbers.astype(np.int64)] = True
     pieces, first = [], 1
@@ -150,14 +150,14 @@ def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piec
 
 
 def blocks(held: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return rectangles that cover the true elements of a matrix; a rectangle's rows are equal."""
+    """Return rectangles that cover the true elements of a matrix. A rectangle's rows are equal."""
     changes = np.flatnonzero((held[1:] != held[:-1]).any(1)) + 1
     bands = zip([0, *changes.tolist()], [*changes.tolist(), len(held)])
     return [((start, stop), columns) for start, stop in bands for columns in _runs(held[start])]
 
 
 def _runs(held: np.ndarray) -> list[tuple[int, int]]:
-    """Return the first index, and one after the last, of each run of true elements."""
+    """Return the half-open index range of each run of true elements."""
     edges = np.flatnonzero(np.diff(held.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2]))
 
@@ -188,7 +188,7 @@ class SentByLayer(NamedTuple):
 
 
 class SentBytesMeter:
-    """Count a rank's sent bytes by activity, a pair such as ``("linear1", "forward")``."""
+    """Meter of a rank's sent bytes by activity, a pair such as ``("linear1", "forward")``."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic, self._doing, self._before = traffic, [OUTSIDE], traffic.bytes
@@ -211,7 +211,7 @@ class SentBytesMeter:
         self._doing.pop()
 
     def modules(self, layers: nn.Module) -> None:
-        """Watch modules whose messages are sent by autograd."""
+        """Watch modules whose messages autograd sends."""
 
         def backward(name: str) -> None:
             self.found()  # autograd reports no end of a layer whose input has no gradient
@@ -224,7 +224,7 @@ class SentBytesMeter:
                 self.calls(layer, "refresh", lambda *_, name=name: (name, "forward"))
 
     def calls(self, thing: Any, method: str, named: Callable[..., tuple[str, str]]) -> None:
-        """Watch a method of an object; `named` maps the arguments to an activity."""
+        """Watch a method of an object. `named` maps the arguments to an activity."""
         inner = getattr(thing, method)
 
         def watched(*arguments: Any) -> Any:
@@ -235,8 +235,10 @@ class SentBytesMeter:
 
 
 def sent(comm: Comm, experiment: Experiment) -> SentByLayer:
-    """Count bytes that this rank sends for a gradient, before replicas synchronise; collective over
-    workers."""
+    """Count bytes that this rank sends for a gradient, before replicas synchronise.
+
+    Collective over workers.
+    """
     task = prepared(comm, experiment)
     layers = [name for name, _ in task.model.named_children()]
     part, meter = make_split(task), SentBytesMeter(comm.traffic)

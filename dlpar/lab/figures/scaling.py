@@ -1,4 +1,4 @@
-"""Scaling with the number of workers: run experiments, and draw their speed-up and efficiency."""
+"""Figures of scaling: run experiments with more workers, and draw their speed-up and efficiency."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def scaling(
 
 
 def twin(experiment: Experiment) -> Experiment | None:
-    """Return the experiment simulated on the same platform; None if impossible or already simulated."""
+    """Return the experiment simulated on the same platform.
+
+    Return None if impossible or already simulated.
+    """
     world, platform = experiment.cluster.world, experiment.cluster.platform
     if world == "simulated":
         return None
@@ -84,7 +87,10 @@ def twin(experiment: Experiment) -> Experiment | None:
 
 
 def _progress(total: int) -> Callable[[Outcome], None] | None:
-    """Show a bar under a running cell, and return a function that advances it; None outside a notebook."""
+    """Show a bar under a running cell, and return a function that advances it.
+
+    Return None outside a notebook.
+    """
     from dlpar.lab.page import kernel  # here: it loads widgets, which a command line does not need
 
     if kernel() is None:
@@ -97,7 +103,7 @@ def _progress(total: int) -> Callable[[Outcome], None] | None:
 
 
 class Point(NamedTuple):
-    """Result for one number of workers."""
+    """Result of one number of workers."""
 
     workers: int
     rate: float
@@ -137,7 +143,7 @@ class Curve(NamedTuple):
 
 
 def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = True) -> list[Curve]:
-    """Return a curve for each name and world and, with `predicted`, a curve of the closed form.
+    """Return a curve for each name and world. With `predicted`, add a curve of the closed form.
 
     Parameters
     ----------
@@ -168,7 +174,7 @@ def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = T
 
 
 def curve_names(experiments: Sequence[Experiment]) -> list[str]:
-    """Return each curve's name: settings that differ, apart from the number of workers and the world."""
+    """Return each curve's name, the settings that differ apart from the number of workers and the world."""
     clusters = [e.cluster.model_copy(update={"world": "real", "messages": "values"}) for e in experiments]
     alike = [e.model_copy(update={"workers": 1, "cluster": c}) for e, c in zip(experiments, clusters)]
     kinds = {e.model_dump_json(): e for e in alike}
@@ -271,7 +277,7 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[s
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
-    """Mark the crossings of two curves from the most trusted source; return sentences about the pairs."""
+    """Mark the crossings of two curves from the most trusted source. Return sentences about the pairs."""
     sentences, throughout = [], defaultdict(list)
     for first, second in _pairs(drawn):
         at, common = crossings(first.rates, second.rates), sorted(first.rates.keys() & second.rates.keys())
@@ -298,5 +304,5 @@ def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
 
 
 def _compete(a: Curve, b: Curve) -> bool:
-    """Return whether curves are of different schemes with a common base."""
+    """Return whether two curves are of different schemes with a common base."""
     return a.experiment.sync.scheme != b.experiment.sync.scheme and task(a.experiment) == task(b.experiment)

@@ -1,4 +1,4 @@
-"""Staleness and lead of free-running workers, in updates and in clocks."""
+"""Figures of free-running workers' staleness, in updates, and lead, in clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = "all workers"
 
 
 class RankLines(Plot):
-    """A line for each drawn worker, on axes that grow by doubling; statistics cover all workers.
+    """Line for each drawn worker, on axes that grow by doubling. Statistics cover all workers.
 
     An earlier run keeps one line: the mean of each global step.
 
@@ -43,7 +43,7 @@ class RankLines(Plot):
     unit: ClassVar[str]
 
     def begin(self, run: Shown) -> None:
-        """Add a run; if workers of any run are free, draw all runs over seconds, otherwise over steps."""
+        """Add a run. If workers of any run are free, draw all runs over seconds, otherwise over steps."""
         for key in self.runs:
             self.remove(f"{key} rank")
             self.restyle(f"{key} mean", visible=True)
@@ -61,7 +61,7 @@ class RankLines(Plot):
         self.lines = [self.add_trace(k, style, columns, at, limit=POINTS) for k, style in zip(keys, styles)]
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
+        """Take the record of one worker's step."""
         if record["k"] != "step":
             return
         value, seconds, step = record[self.field], record["t"], record["step"]
@@ -102,7 +102,9 @@ class RankLines(Plot):
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
-    """Return the predicted mean staleness: N - 1 updates if each push makes an update and gets weights.
+    """Return the predicted mean staleness.
+
+    It is N - 1 updates if each push makes an update and gets weights.
 
     Between two pushes of a worker, every other push makes its weights one update older.
     Over all pushes the mean is N - 1 for any speed of the workers. The result is None
@@ -121,7 +123,10 @@ def mean(counts: Counter[int]) -> float:
 
 
 def histograms(experiment: Experiment) -> list[str]:
-    """Return histogram titles: one for each of the first workers, or all workers; none if staleness is always 0."""
+    """Return histogram titles: one for each of the first workers, or all workers.
+
+    Return none if staleness is always 0.
+    """
     if not experiment.sync.runs_free:
         return []
     if theme.crowded(experiment):
@@ -130,7 +135,9 @@ def histograms(experiment: Experiment) -> list[str]:
 
 
 class Staleness(RankLines):
-    """Staleness of every worker's steps over time, with a histogram for each worker unless it is always 0.
+    """Figure of every worker's staleness over time.
+
+    Each worker has a histogram unless staleness is always 0.
 
     The histogram of a fast worker differs from that of a slow one, although the mean over
     all workers is the same.
@@ -139,7 +146,7 @@ class Staleness(RankLines):
     title, field, unit = "Staleness", "staleness", "updates"
 
     def begin(self, run: Shown) -> None:
-        """Add a run; histograms show the run in front."""
+        """Add a run. Histograms show the run in front."""
         self.remove("histogram")
         self.remove("predicted")
         super().begin(run)
@@ -152,7 +159,7 @@ class Staleness(RankLines):
         self.relayout(self.time_axes(), 520 if self.names else 430, **self._layout())
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update axes, histograms and sentence."""
+        """Update the axes, the histograms and the caption."""
         if not self.every:
             return
         self.fit_axes(ended)
@@ -198,7 +205,7 @@ def _histogram_title(text: str) -> theme.Look:
 
 
 class Lead(RankLines):
-    """Lead of every worker at the start of a clock; the region above a bound is shaded."""
+    """Lead of every worker at the start of a clock. The region above a bound is shaded."""
 
     title, field, unit = "Lead", "lead", "clocks"
 
@@ -217,7 +224,7 @@ class Lead(RankLines):
         self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update axes and sentence."""
+        """Update the axes and the caption."""
         if self.every:
             self.fit_axes(ended)
             self.say(captions.lead([max(own, default=0) for own in self.counts], self.bound))

@@ -1,4 +1,4 @@
-"""Speed of runs: throughput (samples/s) over time, measured and predicted, and each rank's time and bytes."""
+"""Figures of speed: measured and predicted throughput (samples/s) over time, and each rank's time and bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = ("seconds", "samples/s")
 
 
 class Rate:
-    """Samples a second over windows; their length doubles when there are too many windows.
+    """Samples a second over windows. Their length doubles when there are too many windows.
 
     The class keeps the end of each window with all samples up to it, so that windows can merge and every
     sample counts.
@@ -47,7 +47,7 @@ class Rate:
         self._ends: list[tuple[float, int]] = []
 
     def add(self, seconds: float, samples: int, began: float) -> None:
-        """Take `samples` finished at `seconds`; `began` is the start of the first step."""
+        """Count `samples` finished at `seconds`. `began` is the start of the first step."""
         self._ends = self._ends or [(began, 0)]
         self._samples += samples
         if seconds - self._ends[-1][0] >= self.window:
@@ -66,12 +66,12 @@ class Rate:
 
     @property
     def newest(self) -> float | None:
-        """Return the rate in the newest window; None before its end."""
+        """Return the rate in the newest window, or None before its end."""
         return float(self.series.rows[-1, 1]) if len(self.series) else None
 
     @property
     def mean(self) -> float | None:
-        """Return the rate over all windows; None before the end of the first."""
+        """Return the rate over all windows, or None before the end of the first."""
         return float(_rates([self._ends[0], self._ends[-1]])[0, 1]) if len(self.series) else None
 
 
@@ -82,7 +82,7 @@ def _rates(ends: Sequence[tuple[float, int]]) -> np.ndarray:
 
 
 class Throughput(Plot):
-    """Throughput over time; a single run has a line for each rank.
+    """Figure of throughput over time. A single run has a line for each rank.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Throughput(Plot):
         self.relayout(xaxis=theme.axis("", (0, 1.0)), yaxis=theme.axis("throughput (samples/s)", (0, 1000.0)))
 
     def begin(self, run: Shown) -> None:
-        """Add a run, with its prediction."""
+        """Add a run with its prediction."""
         super().begin(run)
         self.remove("rank ")
         self.remove("predicted")
@@ -113,7 +113,10 @@ class Throughput(Plot):
         self._draw_levels()
 
     def foresee(self, name: str, rate: float | None) -> None:
-        """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes the ghost."""
+        """Draw the simulated throughput of settings that have not run yet, as a ghost.
+
+        None removes the ghost.
+        """
         self.ghost = None if rate is None else (name, rate)
         if not self.runs:
             self._name_clock(["simulated"])
@@ -123,7 +126,7 @@ class Throughput(Plot):
         self.set_axis("xaxis", title=theme.axis(theme.titles(worlds)["seconds"])["title"])
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
+        """Take the record of one worker's step."""
         if record["k"] == "step":
             seconds = record["t"]
             began = seconds - record["compute"] - record["comm"] - record["wait"]
@@ -136,7 +139,7 @@ class Throughput(Plot):
         self.kept[self.front.key].add(done.seconds, done.batch, self._began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update axes and sentence."""
+        """Update the axes and the caption."""
         total, last = self.kept[self.front.key], steps.last
         if last is None:
             return
@@ -163,7 +166,9 @@ class Throughput(Plot):
         self.grow("yaxis", 1.03 * height, ended)  # also for the marks of the highest points
 
     def _draw_levels(self) -> None:
-        """Draw horizontal lines for predictions: by a formula, by the student, and by a simulation before the run."""
+        """Draw horizontal lines for predictions: by a formula, by the student, and by a simulation before the
+        run.
+        """
         levels: dict[str, tuple[dict[str, Any], float]] = {}
         if self.runs and self.predicted is not None:
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
@@ -185,7 +190,7 @@ class Throughput(Plot):
                 line.replace(np.array([(0.0, height), (self.end_of("xaxis"), height)]))
 
     def _said(self) -> Any:
-        """Return the number that the student predicted; None without one."""
+        """Return the number that the student predicted, or None without one."""
         return self.asked and self.asked.value
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
@@ -194,7 +199,10 @@ class Throughput(Plot):
 
 
 def throughput(runs: Runs) -> Figure:
-    """Draw samples a second over time: for all workers of each run, and for each worker of a single run."""
+    """Draw samples a second over time, for all workers of each run.
+
+    For a single run, also draw each worker.
+    """
     return drawn(Throughput(), runs)
 
 
@@ -206,7 +214,7 @@ KINDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
 
 
 class Waiting(Plot):
-    """Seconds and bytes of each rank of the run in front, then of earlier runs' average workers."""
+    """Figure of seconds and bytes: each rank of the run in front, then earlier runs' average workers."""
 
     title, pause = "Waiting", 0.5
 
@@ -244,7 +252,7 @@ class Waiting(Plot):
             self._relayout(self.end_of("xaxis"), self.end_of("xaxis2"))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step, or the bytes that a server reports at its end."""
+        """Take the record of one worker's step, or the bytes that a server reports at its end."""
         sums = self.kept[self.front.key][rank]
         if record["k"] == "step":
             sent = np.nan if record["bytes"] is None else record["bytes"] / 1e6
@@ -253,7 +261,7 @@ class Waiting(Plot):
             sums[3] += (record.get("bytes") or 0) / 1e6
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Update bars, axes and sentence."""
+        """Update the bars, the axes and the caption."""
         front, sums = self.front.key, self.kept[self.front.key]
         if not sums[:, :3].any() or not self.is_due(ended):
             return
@@ -270,11 +278,14 @@ class Waiting(Plot):
 
 
 def waiting(runs: Runs) -> Figure:
-    """Draw each rank's seconds of computing, communicating and waiting, and sent bytes; for earlier runs, means."""
+    """Draw each rank's seconds of computing, communicating and waiting, and its sent bytes.
+
+    For earlier runs, draw means.
+    """
     return drawn(Waiting(), runs)
 
 
 def per_rank(run: Run) -> np.ndarray:
-    """Return the seconds computing, communicating and waiting, and the MB sent, of every rank: shape (ranks, 4)."""
+    """Return every rank's seconds of computing, communicating and waiting, and MB sent: shape (ranks, 4)."""
     drawn(plot := Waiting(), run)
     return plot.kept[run.id]

@@ -48,7 +48,7 @@ TALKING = ("communicate", "receive", "send")
 
 
 class Window(Plot):
-    """The newest records of the run in front, drawn once a second so that they are readable.
+    """Newest records of the run in front, drawn once a second so that they are readable.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Window(Plot):
     margin: ClassVar[float] = 0.0
 
     def prepare(self, title: str, top: list[str], kept: int, width: float, tall: int, **rows: Any) -> None:
-        """Clear the figure for the run in front; draw `kept` entries a rank over `width` ms.
+        """Clear the figure for the run in front. Draw `kept` entries a rank over `width` ms.
 
         Rows are `tall` pixels high; `top` names a row above those of the ranks.
         """
@@ -102,7 +102,7 @@ class Window(Plot):
 
 
 class Span(NamedTuple):
-    """A phase of a rank's step, from `start` to `end` in seconds."""
+    """Phase of a rank's step, from `start` to `end` in seconds."""
 
     rank: int
     step: int
@@ -112,7 +112,7 @@ class Span(NamedTuple):
 
 
 def spans_of(rank: int, record: dict[str, Any]) -> list[Span]:
-    """Return the spans of a record; waiting inside them becomes separate spans.
+    """Return the spans of a record. Waiting inside them becomes separate spans.
 
     Records hold the duration of waiting, not its start. Waiting is drawn at the
     start of each communication, in proportion to the communication's length.
@@ -172,7 +172,7 @@ def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[i
 
 
 class Timeline(Window):
-    """Phases in the newest window that all ranks have reported."""
+    """Figure of the phases in the newest window that all ranks have reported."""
 
     title = "Timeline"
 
@@ -301,7 +301,7 @@ TOP = -1.0
 
 
 class Arrow(NamedTuple):
-    """A worker's read of weights and its push of the gradient (s)."""
+    """Worker's read of weights and its push of the gradient (s)."""
 
     rank: int
     read: float
@@ -310,7 +310,7 @@ class Arrow(NamedTuple):
 
 
 class Lanes(Window):
-    """One lane per worker, with arrows from its last reads of weights to its pushes.
+    """Figure with one lane per worker, and arrows from its last reads of weights to its pushes.
 
     The number at an arrow's head is its staleness: the number of other workers' marks between both ends.
     """
@@ -345,7 +345,7 @@ class Lanes(Window):
             self.add_trace(key, style, columns, dict(zip(("x", "y", "text"), columns)))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step; a rank's steps come in order."""
+        """Take the record of one worker's step. A rank's steps come in order."""
         spans = record.get("spans") or ()
         if rank >= self.workers or record["k"] != "step" or not spans:
             return
