@@ -131,6 +131,14 @@ def test_environment_and_pyproject_hold_the_same_pins(project: dict, conda: list
     assert got == wanted
 
 
+def test_the_torch_that_is_installed_is_one_of_those_that_the_readme_supports(project: dict) -> None:
+    first, last = re.search(
+        r"PyTorch (2\.\d+) to (2\.\d+) are supported", (ROOT / "README.md").read_text()
+    ).groups()
+    minor = lambda version: int(version.split(".")[1])
+    assert minor(first) <= minor(pins_of(project["dependencies"])["torch"]) <= minor(last)
+
+
 def test_every_extra_is_pinned(project: dict) -> None:
     assert set(project["optional-dependencies"]) == {"lab", "test", "hub", "grading"}
     assert pins_of(project["optional-dependencies"]["hub"])["jupyterhub"].startswith("6.")

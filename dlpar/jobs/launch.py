@@ -404,6 +404,7 @@ def spmd(
         Seconds after which unfinished ranks are ended; the message names each rank's line of code.
     **cluster
         Further fields of an experiment's cluster: ``platform="p100-25gbe"``, ``messages="sizes"``.
+        Real ranks' tensors are on the host, unless ``device="cuda"``.
 
     Raises
     ------
