@@ -224,9 +224,7 @@ def mixing_matrix(graph: Graph) -> np.ndarray:
 
 
 def metropolis(graph: Graph, worker: int) -> dict[int, float]:
-    """Return one worker's row of :func:`mixing_matrix`: the weights of its neighbours' replicas and of its
-    own.
-    """
+    """Return one worker's row of :func:`mixing_matrix`: its weights for its neighbours and for itself."""
     degree = len(graph[worker])
     row, own = {j: 1 / (1 + max(degree, len(graph[j]))) for j in graph[worker]}, 1 / (1 + degree)
     # Not 1 - sum, so that on a complete graph every weight is exactly 1/n.

@@ -63,7 +63,7 @@ class Memory:
         self._watching = False
 
     def hold(self, kind: str, tensor: Tensor) -> None:
-        """Count a tensor's storage from now on; a storage already counted keeps its kind."""
+        """Count a tensor's storage from now on. A storage already counted keeps its kind."""
         storage = tensor.untyped_storage()
         counted = self._counted.get(storage._cdata)
         if counted is None:
@@ -72,7 +72,7 @@ class Memory:
         counted.users += 1
 
     def drop(self, tensor: Tensor) -> None:
-        """Release a tensor; its storage counts until it was dropped as often as held."""
+        """Release a tensor. Its storage counts until it was dropped as often as held."""
         key = tensor.untyped_storage()._cdata
         counted = self._counted[key]
         counted.users -= 1
@@ -136,12 +136,12 @@ class Memory:
         return {"memory": self.peak, **over_time}
 
     def _save(self, tensor: Tensor) -> Any:
-        """Hold a tensor that autograd saves, until autograd frees it, unless it is already counted."""
+        """Hold a tensor that autograd saves until autograd frees it, unless it is already counted."""
         return _Saved(self, tensor)
 
 
 class _Counted:
-    """A storage: its kind, its bytes, and the number of its holders."""
+    """Counted storage: its kind, its bytes, and the number of its holders."""
 
     __slots__ = ("kind", "nbytes", "users")
 
@@ -150,7 +150,7 @@ class _Counted:
 
 
 class _Saved:
-    """A tensor that autograd keeps until this object is dropped."""
+    """Tensor that autograd keeps until this object is dropped."""
 
     __slots__ = ("memory", "tensor")
 
@@ -181,14 +181,14 @@ class ModelState(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Sum of all three."""
+        """Sum of the bytes of weights, gradients and optimizer state."""
         return sum(self)
 
 
 def model_state(
     parameters: float, ranks: int = 1, zero: int = 0, bytes_each: Sequence[float] = (2, 2, 12)
 ) -> ModelState:
-    """Count the bytes that one of N data-parallel ranks holds for a model of n parameters.
+    """Return the bytes that one of N data-parallel ranks holds for a model of n parameters.
 
     =====  ==========================  =============================================
     stage  divided among N ranks       bytes of a rank, of w, g and k a parameter
@@ -231,7 +231,9 @@ def model_state(
 
 
 def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
-    """Return the bytes of a weight, of its gradient and of its state in an update rule of :mod:`dlpar.sync.optim`.
+    """Return the bytes of a weight, of its gradient and of its optimizer state.
+
+    :mod:`dlpar.sync.optim` has the update rules.
 
     Parameters
     ----------

@@ -113,7 +113,10 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
 
 
 def flops_of(part: nn.Module, x: Tensor) -> int:
-    """Count as :func:`flops_per_sample`, for a model or some of its layers, with `x` as one sample's input."""
+    """Count FLOPs as :func:`flops_per_sample` does, for a model or some layers.
+
+    `x` is one sample's input.
+    """
     forward = 0
 
     def count(module: nn.Module, given: object, output: Tensor) -> None:
@@ -170,7 +173,7 @@ Layers = list[tuple[str, nn.Module]]
 
 
 def _linear(model: Model, dataset: Dataset) -> Layers:
-    """Build one linear layer, for least squares or for softmax regression; only the loss differs."""
+    """Build one linear layer, for least squares or for softmax regression. Only the loss differs."""
     return [("output", nn.Linear(dataset.shape[0], dataset.classes))]
 
 
@@ -187,7 +190,7 @@ def _mlp(model: Model, dataset: Dataset) -> Layers:
 
 
 def _cnn(model: Model, dataset: Dataset) -> Layers:
-    """Build 3 × 3 convolutions with width / 8 channels, at least 4; images of width 8 or more are halved."""
+    """Build 3 × 3 convolutions with width / 8 channels, at least 4. Images of width 8 or more are halved."""
     layers: Layers = []
     inputs, height, width = dataset.shape
     channels = model.channels
@@ -208,7 +211,10 @@ def _cnn(model: Model, dataset: Dataset) -> Layers:
 
 
 def _transformer(model: Model, dataset: Dataset) -> Layers:
-    """Build a decoder like GPT-2 (Radford et al. 2019): normalisation before each part, but no dropout."""
+    """Build a decoder like GPT-2 (Radford et al. 2019).
+
+    It has normalisation before each part, but no dropout.
+    """
     embed = Embedding(dataset.classes, dataset.shape[0], model.width)
     blocks = [(f"block{i}", Block(model.width, model.heads)) for i in range(1, model.depth + 1)]
     norm, output = nn.LayerNorm(model.width), Tied(embed.token.weight)
@@ -239,7 +245,7 @@ class Tied(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention (arXiv 1706.03762): each position reads itself and earlier positions."""
+    """Causal self-attention (arXiv 1706.03762). Each position reads itself and earlier positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -252,7 +258,10 @@ class Attention(nn.Module):
         return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let each position read earlier ones; all tensors have shape (n, t, heads * size of a head)."""
+        """Let each position read earlier positions.
+
+        All tensors have shape (n, t, heads * size of a head).
+        """
         # softmax(q kᵀ / sqrt(size of a head)) v, masked, in one kernel where the device has one.
         q, k, v = (self._by_head(part) for part in (query, key, value))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
@@ -263,7 +272,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer network four times as wide, each with a residual connection."""
+    """Transformer block: attention, then a two-layer network four times as wide, each with a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ def _alone(own: T) -> T:
 
 
 class Replica:
-    """One rank's copy of the model, flat.
+    """One rank's flat copy of the model.
 
     A replica that sends its gradient after the backward pass exposes the whole message:
 
@@ -101,7 +101,7 @@ class Replica:
 
     @property
     def buffers(self) -> list[torch.Tensor]:
-        """Tensors of the model that are not weights: statistics of batch normalisation."""
+        """Tensors of the model that are not weights, such as statistics of batch normalisation."""
         return list(self.model.buffers())
 
     def _move_in(self) -> None:
@@ -117,8 +117,9 @@ class Replica:
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters)]
 
     def cut(self, bucket_bytes: float, apart: Sequence[nn.Module] = ()) -> None:
-        """Cut the gradient into buckets of at most `bucket_bytes`; a larger parameter has its own bucket.
-        Each layer in `apart` also has its own buckets.
+        """Cut the gradient into buckets of at most `bucket_bytes`.
+
+        A larger parameter has its own bucket. Each layer in `apart` also has its own buckets.
         """
         own = {parameter: n for n, layer in enumerate(apart) for parameter in layer.parameters()}
         self._bucket_of: dict[nn.Parameter, int] = {}
@@ -140,8 +141,10 @@ class Replica:
         return self._bucket_of[layer.weight]
 
     def move_to(self, weights: torch.Tensor, copy: bool = True) -> None:
-        """Keep the weights in `weights` from now on: a tensor of the same shape and type, perhaps in shared
-        memory. Without `copy`, `weights` already holds the values.
+        """Keep the weights in `weights` from now on.
+
+        `weights` is a tensor of the same shape and type, perhaps in shared memory. Without `copy`, it already
+        holds the values.
         """
         if copy:
             weights.copy_(self.weights)
@@ -149,7 +152,7 @@ class Replica:
         self.look_at(weights)
 
     def look_at(self, weights: torch.Tensor) -> None:
-        """Use `weights` without a copy until the next call; they have the same shape and type."""
+        """Use `weights` without a copy until the next call. They have the same shape and type."""
         self._compute(lambda: self._look_at(weights))
 
     def _look_at(self, weights: torch.Tensor) -> None:
@@ -161,7 +164,7 @@ class Replica:
         self.gradient.zero_()
 
     def begin(self) -> None:
-        """Prepare the gradient for the backward passes of a step, which :meth:`collect` ends."""
+        """Prepare the gradient for the backward passes of a step. :meth:`collect` ends the step."""
         if not self.collects:
             self.zero_gradient()
             return
@@ -169,7 +172,7 @@ class Replica:
             parameter.grad = None
 
     def collect(self) -> None:
-        """Put the gradients of a step's backward passes into `gradient`, unless they are there."""
+        """Write the gradients of a step's backward passes to `gradient`, unless they are there."""
         if not self.collects:
             return
         pairs = [(view, p.grad) for view, p in zip(self._gradients, self._parameters) if p.grad is not None]

@@ -1,4 +1,4 @@
-"""The program of every rank: the training loop.
+"""Program of every rank: the training loop.
 
 The loop does not depend on the split, scheme, carrier or world.  The ranks of a replica compute the
 gradient of its share of the batch (:mod:`dlpar.split`).  The scheme makes the replicas agree
@@ -106,7 +106,10 @@ class HeldOut:
         self.wanted = takes_part and experiment.evaluate_every != 0
 
     def test(self, done: int, at_end: bool = False) -> None:
-        """Test the model if a test is due after `done` global steps: on some samples, at the end on all."""
+        """Test the model if a test is due after `done` global steps.
+
+        Tests use some samples, and the test at the end uses all.
+        """
         interval = self.experiment.evaluate_every or max(1, self.experiment.steps // 20)
         due = at_end or (self.tested < done // interval and done < self.experiment.steps)
         self.tested = done // interval
@@ -124,7 +127,7 @@ class HeldOut:
 def evaluate(
     model: torch.nn.Module, dataset: Dataset, done: int, record: Recorder, limit: int | None = None
 ) -> None:
-    """Test `model` on (the first `limit`) held-out samples and record accuracy and loss."""
+    """Test `model` on held-out samples (the first `limit`). Record accuracy and loss."""
     criterion, score = models.loss(dataset.task), models.score(dataset.task)
     model.eval()
     losses, correct, seen = 0.0, 0.0, 0
@@ -148,5 +151,5 @@ def role(experiment: Experiment, rank: int) -> str:
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None) -> None:
-    """Run a rank that is not a worker: a parameter server for its part of the model."""
+    """Run a rank that is not a worker, a parameter server for its part of the model."""
     server.serve(placed(experiment, comm).dp_group, experiment.of_replicas(), record, keeper or Keeper())

@@ -149,8 +149,9 @@ class Run:
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """Table with one row per rank: role (worker, server, leaf), host, pid, device, carrier, clock,
-        threads.
+        """Table with one row per rank.
+
+        Columns: role (worker, server, leaf), host, pid, device, carrier, clock, threads.
         """
         frame = _frame([record for _, record in self._of_kind("rank")])
         frame = frame if frame.empty else frame.drop(columns="k").drop_duplicates("rank", keep="last")
@@ -181,8 +182,9 @@ class Run:
 
     @property
     def attempts(self) -> pd.DataFrame:
-        """Table with one row per attempt: ``first`` and ``last`` step, number ``lost``, ``status`` and
-        ``reason``.
+        """Table with one row per attempt.
+
+        Columns: ``first`` and ``last`` step, how many were ``lost``, ``status`` and ``reason``.
 
         The next attempt repeated lost steps.
         """

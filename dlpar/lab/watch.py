@@ -79,7 +79,7 @@ class Watch(Reader):
         self._checked, self._seen_alive = 0.0, time.monotonic()
 
     def run(self) -> None:
-        """Body of the thread."""
+        """Pass the run's records to the listener, as the thread's main function."""
         try:
             self._watch()
         except Exception as error:  # the panel must not suggest that the job still runs
@@ -161,7 +161,7 @@ class Replay(Reader):
         self._speed = speed
 
     def run(self) -> None:
-        """Body of the thread."""
+        """Pass the recorded records to the listener, as the thread's main function."""
         began, frame = time.monotonic(), 1
         for due, source, record in in_order(self._run):
             while due > frame * SEND_EVERY * self._speed:

@@ -1,4 +1,4 @@
-"""Splits of one model over the ranks of a replica: one class per split, with shared calls."""
+"""Splits of one model over the ranks of a replica, one class per split, with shared calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def make_split(task: Task) -> Split:
-    """Make the experiment's split, ready on this rank; collective over the ranks of a replica."""
+    """Make the experiment's split, ready on this rank. Collective over the ranks of a replica."""
     split = task.experiment.split
     kind = split.implementation
     if getattr(split, "zero", 0) == 3:

@@ -1,4 +1,4 @@
-"""The mesh: ranks on a grid with named axes, and each rank's part of a replica.
+"""Mesh: ranks on a grid with named axes, and each rank's part of a replica.
 
 Follows the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2): ranks that
 differ along one axis only form a group, and each kind of message stays in one group.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Mesh:
-    """A grid of ranks with named axes, seen from one of them.
+    """Grid of ranks with named axes, seen from one of them.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Mesh:
         self.comm, self.sizes, self.at = comm, dict(sizes), coordinates(comm.rank, sizes)
 
     def group(self, *axes: str) -> Comm:
-        """Form the group of ranks that differ from this rank along `axes` only; collective.
+        """Form the group of ranks that differ from this rank along `axes` only. Collective.
 
         Ranks of the group are in row-major order of `axes`.
         """
@@ -68,7 +68,7 @@ class Mesh:
         return self.comm.split(_number(self.at, self.sizes, others), _number(self.at, self.sizes, axes))
 
     def rank(self, **at: int) -> int:
-        """Return the rank at some coordinates, which default to this rank's own."""
+        """Return the rank at some coordinates. They default to this rank's own."""
         return _number({**self.at, **at}, self.sizes, self.sizes)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def coordinates(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def groups(sizes: Mapping[str, int], *axes: str) -> list[list[int]]:
-    """List the ranks of each group that :meth:`Mesh.group` forms, with groups ordered by their first rank.
+    """List the ranks of each group that :meth:`Mesh.group` forms. Groups are ordered by their first rank.
 
     >>> groups({"data": 2, "tensor": 2}, "data")
     [[0, 2], [1, 3]]
@@ -98,19 +98,19 @@ def groups(sizes: Mapping[str, int], *axes: str) -> list[list[int]]:
 
 
 def shares(size: int, pieces: int) -> list[range]:
-    """Cut an axis into equal shares; the first shares may be longer by one."""
+    """Cut an axis into equal shares. The first shares may be longer by one."""
     share, rest = divmod(size, pieces)
     return [range(*ends) for ends in pairwise(p * share + min(p, rest) for p in range(pieces + 1))]
 
 
 def title(sizes: Mapping[str, int]) -> str:
-    """Name a mesh in one word: ``DP(2)-TP(2)-PP(1)``."""
+    """Name a mesh in one word, such as ``DP(2)-TP(2)-PP(1)``."""
     letters = {"data": "DP", "pipeline": "PP", "tensor": "TP", "rows": "HP", "columns": "WP"}
     return "-".join(f"{letters.get(name, name)}({size})" for name, size in sizes.items())
 
 
 def sizes_of(experiment: Experiment) -> dict[str, int]:
-    """Return the axes of an experiment's workers, the outermost first; `data` counts the replicas."""
+    """Return the axes of an experiment's workers, the outermost first. `data` counts the replicas."""
     sizes = {"data": experiment.replicas, **experiment.split.axes(experiment.workers)}
     order = [axis for axis in getattr(experiment.split, "order", "").split(",") if axis]
     return {axis: sizes[axis] for axis in order or sizes}
@@ -139,12 +139,12 @@ class Place(NamedTuple):
     mp_group: Comm = None  # type: ignore[assignment]
 
     def agree(self, own: T) -> T:
-        """Broadcast the decision of the replica's first rank to all its ranks; collective over them."""
+        """Broadcast the decision of the replica's first rank to all its ranks. Collective over them."""
         return own if self.mp_group is None else self.mp_group.broadcast(own)
 
 
 def placed(experiment: Experiment, comm: Comm) -> Place:
-    """Find this rank's place; collective over workers and servers."""
+    """Find this rank's place. Collective over workers and servers."""
     if experiment.replicas == experiment.workers:
         return Place(comm.rank, comm)
     dp_group = comm.split(part_of(experiment, comm.rank), comm.rank)
@@ -157,7 +157,10 @@ def placed(experiment: Experiment, comm: Comm) -> Place:
 
 
 def part_of(experiment: Experiment, rank: int) -> int:
-    """Number the part of the model that a worker or server holds, 0-based, in the order of the mesh."""
+    """Return the number of the part of the model that a worker or server holds.
+
+    Numbers are 0-based, in the order of the mesh.
+    """
     workers, sizes = experiment.workers, sizes_of(experiment)
     if rank < workers:
         return _number(coordinates(rank, sizes), sizes, [axis for axis in sizes if axis != "data"])

@@ -60,7 +60,9 @@ def partition(task: Task) -> list[ModelPart]:
 
 @torch.no_grad()
 def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
-    """List the smallest parts of a model: a layer with weights, and the layers without weights that follow.
+    """List the smallest parts of a model.
+
+    Each is a layer with weights, and the layers without weights that follow.
 
     Parameters
     ----------
@@ -126,7 +128,7 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: Comm) -> list[float]:
-    """Measure the seconds of both passes through each unit, on rank 0 for all ranks; collective.
+    """Measure the seconds of both passes through each unit, on rank 0 for all ranks. Collective.
 
     On a platform's clock these are the seconds charged for the FLOPs.
 

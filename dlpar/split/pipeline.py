@@ -1,4 +1,4 @@
-"""Pipeline parallelism: layers are spread over ranks, and micro-batches pass through them by a schedule.
+"""Pipeline parallelism: layers are spread over ranks, and a schedule passes micro-batches through them.
 
 Each rank executes its own list of actions (:mod:`dlpar.split.schedules`).  In every schedule an action has
 three parts: wait for a neighbour's message, compute, and start sending the result to the other neighbour.  A
@@ -92,7 +92,7 @@ class PipelineSplit(Split):
         self._report(loss, samples)
 
     def resume(self, step: int) -> None:
-        """Repeat the forward passes of the batches in flight, with the weights they had."""
+        """Repeat the forward passes of the batches in flight, with the weights that they had."""
         for micro in self.stash.resume() if self.stash else ():
             action = Action("F", micro, 0)
             self._listen(action)
@@ -176,13 +176,16 @@ class PipelineSplit(Split):
         self._sending.append(self.pp_group.isend(message, number % stages, tag))
 
     def _tag(self, action: Action) -> int:
-        """Number an action's message from 1, so that no two messages under way have the same tag."""
+        """Number an action's message from 1.
+
+        No two messages under way have the same tag.
+        """
         return 1 + 2 * (action.micro * len(self.chunks) + action.chunk) + (action.kind == "B")
 
     # ---- the samples, weights and loss of a step --------------------------------------------
 
     def _samples(self, action: Action) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a micro-batch; without a flush it is a whole batch."""
+        """Return inputs and targets of a micro-batch. Without a flush it is a whole batch."""
         flush = self.traits.has_flush
         step = self._step if flush else action.micro
         if step not in self._batches:
@@ -193,8 +196,7 @@ class PipelineSplit(Split):
         return self.stash.used(micro) if self.stash else nullcontext()
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_flight``, the largest number of micro-batches per chunk with activations held in the
-        step.
+        """Return ``in_flight``, a chunk's largest number of micro-batches with activations held in the step.
 
         Without a flush, also ``staleness``, the updates between the forward and the backward pass of the batch, and
         ``versions`` of the weights, the present one included.
@@ -217,7 +219,7 @@ TIED = 0
 
 
 class Stage:
-    """A stage of a pipeline, as one of its ranks holds it; collective over the workers.
+    """Stage of a pipeline, as one of its ranks holds it. Collective over the workers.
 
     Parameters
     ----------
@@ -270,7 +272,7 @@ class Stage:
         return range(stage, len(self.parts), self.stages)
 
     def _find_tied(self, whole: nn.Module) -> list[tuple[int, Any]]:
-        """List this rank's parameters that another stage also has, with that stage."""
+        """List the parameters that this rank shares with another stage, each with that stage."""
         holders: dict[nn.Parameter, set[int]] = defaultdict(set)
         for number, part in enumerate(self.parts):
             for parameter in self.task.model[part.layers].parameters():
@@ -279,8 +281,9 @@ class Stage:
         return [(stage, own) for of_model, own in pairs for stage in holders[of_model] - {self.number}]
 
     def equalise_copies(self) -> None:
-        """Make copies of a weight equal if replicas run free, because servers update parts in different
-        orders.
+        """Make copies of a weight equal if replicas run free.
+
+        Servers update parts in different orders.
 
         Ranks of a stage have copies of the weights that are not cut.  The last stage has a copy of the first
         stage's tied weight.
@@ -297,7 +300,7 @@ class Stage:
             comm.compute(partial(Tensor.copy_, parameter.detach(), copy))
 
     def add_up_tied(self) -> None:
-        """Add up the gradients of tied weights over the two stages that hold them."""
+        """Sum the gradients of tied weights over the two stages that hold them."""
         comm = self.task.comm
         for stage, parameter in self._tied:
             mine, theirs = (comm.empty(parameter.shape, self.dtype) for _ in range(2))
@@ -306,7 +309,10 @@ class Stage:
             comm.compute(partial(Tensor.add_, parameter.grad, theirs), cost=parameter.numel())
 
     def whole(self) -> nn.Module | None:
-        """Assemble the model on the replica's first rank; collective over its ranks, without counting traffic."""
+        """Assemble the model on the replica's first rank.
+
+        Collective over the replica's ranks. Traffic is not counted.
+        """
         own: list[Tensor] | None = [parameter.detach().cpu() for parameter in self.layers.parameters()]
         if self.tp_group:
             own = joined(self.layers, self.tp_group)
@@ -358,7 +364,10 @@ class Chunk:
         self._held: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the output for `x`, or the mean loss in the last chunk, and keep activations for later passes."""
+        """Compute the output for `x`, or the mean loss in the last chunk.
+
+        Keep activations for later passes.
+        """
         output = self._compute(partial(self._through, x, y, not self.recompute), len(y) / 3)
         if self.recompute:
             self.task.memory.hold("activations", x)
@@ -371,8 +380,10 @@ class Chunk:
         self._held[micro] = x, y, self._compute(partial(self._through, x, y), len(y) / 3)
 
     def backward(self, micro: int, gradient: Tensor) -> Any:
-        """Compute the input's gradient from the output's, and add to the weights' gradients unless these are
-        delayed."""
+        """Compute the input's gradient from the output's.
+
+        Add to the weights' gradients unless these are delayed.
+        """
         x, y, output = self._held.pop(micro)
 
         def work() -> Tensor | None:
@@ -387,12 +398,12 @@ class Chunk:
         return result
 
     def weight(self, micro: int, samples: int) -> None:
-        """Add the gradients of weights delayed since the backward pass."""
+        """Add the weights' gradients that were delayed since the backward pass."""
         cost = self.later.flops(micro) if self.charges else self.flops * samples / 3
         self.task.comm.compute(lambda: self.later.end(micro), cost=cost)
 
     def _through(self, x: Tensor, y: Tensor, keep: bool = True) -> Tensor:
-        """Compute the output; keep activations for a backward pass, or drop them."""
+        """Compute the output. Keep activations for a backward pass, or drop them."""
         if not self.is_first:
             x.requires_grad_()
         with torch.set_grad_enabled(keep), self.task.forward_pass():
@@ -409,7 +420,7 @@ WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
 
 
 class Later:
-    """Backward passes in two parts for zero-bubble schedules: gradients of weights are delayed.
+    """Backward passes in two parts for zero-bubble schedules. Gradients of weights are delayed.
 
     A layer's backward pass has two products.  The stage before waits for the gradient of its input; no stage
     waits for the gradient of its weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage called
@@ -454,7 +465,10 @@ class Later:
         self._now = self._waiting[micro] = []
 
     def flops(self, micro: int) -> int:
-        """Count the delayed FLOPs of a micro-batch, two per multiply-add; an embedding's gradient takes none."""
+        """Count the delayed FLOPs of a micro-batch, two per multiply-add.
+
+        An embedding's gradient takes none.
+        """
         return sum(
             2 * gradient.numel() * layer.weight[0].numel()
             for layer, _, gradient in self._waiting[micro]
@@ -506,13 +520,13 @@ class WeightStash:
             self.memory.hold("weights", self._kept[self.version])
 
     def resume(self) -> list[int]:
-        """Restore the kept weights of the micro-batches in flight, and return these in order."""
+        """Restore the kept weights of the micro-batches in flight, and return these micro-batches in order."""
         for weights in self._kept.values():
             self.memory.hold("weights", weights)
         return sorted(self._version_of)
 
     def let_go(self, micro: int) -> int:
-        """Forget a finished micro-batch, and return the number of updates since its forward pass."""
+        """Drop a finished micro-batch. Return the number of updates since its forward pass."""
         version = self._version_of.pop(micro)
         if version not in self._version_of.values():
             self.memory.drop(self._kept.pop(version))

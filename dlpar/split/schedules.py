@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as data: the actions of each stage, in order.
+"""Pipeline schedules as data: the actions of each stage, in order.
 
 One executor runs them all (:mod:`dlpar.split.pipeline`), and :mod:`dlpar.theory.pipeline` computes when each
 action would begin on a machine without delays.
@@ -39,7 +39,9 @@ def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[A
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Alternate forward and backward passes: at most `stages` - `stage` micro-batches are in flight.
+    """Alternate forward and backward passes.
+
+    At most `stages` - `stage` micro-batches are in flight.
 
     Source: Narayanan et al. (arXiv 2104.04473), figure 4; without a flush it is PipeDream (Harlap et al., arXiv
     1806.03377).
@@ -50,7 +52,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Run 1F1B over chunks: groups of micro-batches pass through the chunks in turn.
+    """Run 1F1B over chunks. Groups of micro-batches pass through the chunks in turn.
 
     Source: Narayanan et al. (arXiv 2104.04473), section 2.2.2.
     """
@@ -107,12 +109,12 @@ SCHEDULES: dict[str, Actions] = {
 
 
 def register(name: str, actions: Actions, traits: config.Traits) -> None:
-    """Add a schedule that experiments can name; `traits` are its other requirements."""
+    """Add a schedule that experiments can name. `traits` are its other requirements."""
     SCHEDULES[name], config.SCHEDULES[name] = actions, traits
 
 
 def by_step(actions: Iterable[Action]) -> Iterator[list[Action]]:
-    """Cut the list of a schedule without a flush into steps that each end with a backward pass."""
+    """Cut a schedule without a flush into steps that each end with a backward pass."""
     step: list[Action] = []
     for action in actions:
         step.append(action)

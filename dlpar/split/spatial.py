@@ -1,4 +1,4 @@
-"""Spatial parallelism: every rank has all weights and a piece of each image; neighbours exchange halos.
+"""Spatial parallelism: every rank has all weights and a piece of each image. Neighbours exchange halos.
 
 Each rank computes its piece until the images are flattened.  Then the pieces are gathered, and every rank
 computes the rest for whole images.  (Dryden et al.,
@@ -34,7 +34,7 @@ from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
 
 class SpatialSplit(LayerwiseSplit):
-    """A convolutional network whose images are cut by height, or by height and width.
+    """Convolutional network whose images are cut by height, or by height and width.
 
     Its phases are ``forward``, ``backward``, ``halo`` (exchange with neighbours), ``gather`` (pieces to whole
     images) and ``reduce`` (sum of the weights' gradients over the pieces). :func:`cut_images` says which
@@ -70,7 +70,7 @@ class SpatialSplit(LayerwiseSplit):
         return super()._forward(x[self.tile], y)
 
     def reduce(self) -> None:
-        """Add up the gradients of weights over the pieces of images; tiles have separate weights."""
+        """Sum the gradients of weights over the pieces of images. Tiles have separate weights."""
         if not self.tiled:
             kind = "library" if self.comm.world.native else "ring"
             ALLREDUCE[kind](self.mesh.comm, self.of_pieces)
@@ -89,7 +89,7 @@ class SpatialSplit(LayerwiseSplit):
 
 
 class Tiled(nn.Module):
-    """A network whose convolutions have separate weights for each tile of an image, without halos.
+    """Network whose convolutions have separate weights for each tile of an image, without halos.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def cut_images(
 
 
 class Local(nn.Module):
-    """A linear layer that every rank computes for whole images."""
+    """Linear layer that every rank computes for whole images."""
 
     def __init__(self, layer: nn.Module, mesh: Mesh) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Windowed(nn.Module):
         return pair(x, self._outputs, self._of_input, *self.layer.parameters())
 
     def _outputs(self, x: Tensor) -> Tensor:
-        """Compute this rank's outputs: the halo travels while the interior is computed."""
+        """Compute this rank's outputs. The halo travels while the interior is computed."""
         self._inputs = self.halo.inputs(x, self._padding)
         self._made: dict[Region, tuple[Tensor, Tensor]] = {}  # inputs and outputs of each block
         with self._exchanging():
@@ -287,7 +287,7 @@ class Windowed(nn.Module):
         return of_own
 
     def _make(self, blocks: list[Region]) -> None:
-        """Compute blocks of outputs, and keep the tensors that their derivatives need."""
+        """Compute blocks of outputs. Keep the tensors that their derivatives need."""
 
         def make() -> None:
             for block in blocks:
@@ -300,7 +300,7 @@ class Windowed(nn.Module):
             self.comm.compute(make, cost=self._flops(blocks))
 
     def _together(self) -> Tensor:
-        """Join all blocks of the output."""
+        """Join all blocks of the output into one tensor."""
         outputs = [made.detach() for _, made in self._made.values()]
         if len(outputs) == 1:
             return outputs[0]
@@ -310,7 +310,7 @@ class Windowed(nn.Module):
         return whole
 
     def _derive(self, blocks: list[Region], gradient: Tensor, of_inputs: Tensor | None = None) -> None:
-        """Add the blocks' gradients to those of the weights and of the inputs."""
+        """Add the blocks' gradients to the gradients of the weights and of the inputs."""
 
         def derive() -> None:
             for block in blocks:
@@ -328,7 +328,7 @@ class Windowed(nn.Module):
         return index(reads, self.halo.reads)
 
     def _flops(self, blocks: list[Region]) -> int:
-        """Count the FLOPs of a product: each weight is used once for every sample and position."""
+        """Count the FLOPs of a product. Each weight is used once for every sample and position."""
         weight = getattr(self.layer, "weight", None)
         positions = sum(len(rows) * len(columns) for rows, columns in blocks)
         return 0 if weight is None else 2 * len(self._inputs) * positions * weight.numel()
@@ -361,7 +361,7 @@ FITTING: dict[type[nn.Module], tuple[float, Callable[[Any], bool]]] = {
 
 
 def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
-    """Return the layer without its padding, with the same weights, and the value that it pads with."""
+    """Return the layer without its padding, with the same weights. Also return the padding value."""
     value, fits = FITTING.get(type(layer), (0.0, lambda layer: False))
     if not fits(layer):
         raise ValueError(
@@ -416,7 +416,7 @@ class Halo:
         self.exchanges = bool(self._take or self._give)
 
     def inputs(self, own: Tensor, padding: float) -> Tensor:
-        """Return the inputs of this rank's outputs, before the halo has arrived.
+        """Return the inputs of this rank's outputs before the halo has arrived.
 
         Parameters
         ----------
@@ -432,13 +432,16 @@ class Halo:
         return inputs
 
     def fetch(self, own: Tensor, inputs: Tensor) -> Arrive:
-        """Start exchanging halos, and return a call that waits for this rank's halo and writes it into `inputs`."""
+        """Start exchanging halos.
+
+        Return a call that waits for this rank's halo and writes it to `inputs`.
+        """
         given = {rank: own[index(region, self.owned)] for rank, region in self._give.items()}
         taken = {rank: inputs[index(region, self.reads)] for rank, region in self._take.items()}
         return self._exchange(given, taken, Tensor.copy_)
 
     def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Arrive:
-        """Start sending the halo's gradient to its owners: :meth:`fetch` in reverse.
+        """Start sending the halo's gradient to its owners, as :meth:`fetch` in reverse.
 
         The returned call waits for the neighbours' gradients, and adds these to `of_own`.
         """
@@ -470,7 +473,7 @@ def index(place: Sequence[range], within: Sequence[range]) -> tuple:
 
 
 class Window(NamedTuple):
-    """The inputs that a convolution or pooling reads along one axis.
+    """Inputs that a convolution or pooling reads along one axis.
 
     Attributes
     ----------
@@ -488,7 +491,10 @@ class Window(NamedTuple):
         return max(0, (size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1)
 
     def reads(self, outputs: range) -> range:
-        """Return the inputs of some outputs, with padding: positions below 0 or beyond the image."""
+        """Return the inputs of some outputs, with padding.
+
+        Padding has positions below 0 or beyond the image.
+        """
         start = outputs.start * self.stride - self.padding
         last = (len(outputs) - 1) * self.stride
         return range(start, start + last + self.dilation * (self.kernel - 1) + 1 if outputs else start)
@@ -501,7 +507,10 @@ def common(a: range, b: range) -> range:
 
 
 def most(window: Window, size: int) -> int:
-    """Return the largest number of pieces of an axis that are not empty and need halos from neighbours only."""
+    """Return the maximum number of pieces of an axis.
+
+    Pieces must not be empty, and must need halos from neighbours only.
+    """
     return next(pieces for pieces in count(1) if not _fits(window, size, pieces + 1))
 
 

@@ -1,4 +1,7 @@
-"""Base of splits: ways in which the ranks of one replica compute its gradient together."""
+"""Base class for splits.
+
+A split defines how the ranks of one replica compute its gradient together.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from dlpar.split.mesh import Place
 
 @dataclass
 class Task:
-    """Work of one rank: an experiment, the rank's place, the model and the samples.
+    """Task of one rank: an experiment, the rank's place, the model and the samples.
 
     Attributes
     ----------
@@ -68,23 +71,26 @@ class Task:
         self.activation_dtype = getattr(torch, self.experiment.dtype) if is_full else torch.bfloat16
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the replica's samples of a step, ``(x, y)``; steps may be asked for in any order."""
+        """Return the replica's samples of a step, ``(x, y)``. Steps may be requested in any order."""
         return self.dataset.batch(self.sampler.indices(step, self.place.replica))
 
     def microbatches(self, step: int, number: int) -> list[tuple[Tensor, Tensor]]:
-        """Cut the replica's samples of a step into micro-batches; the first may be larger by one."""
+        """Cut the replica's samples of a step into micro-batches. The first may be larger by one."""
         x, y = self.batch(step)
         return [(x, y)] if number == 1 else list(zip(x.tensor_split(number), y.tensor_split(number)))
 
     def forward_pass(self) -> AbstractContextManager:
-        """Return the context of a forward pass: mixed precision computes its products in bfloat16."""
+        """Return the context of a forward pass. Mixed precision computes its products in bfloat16."""
         if self.experiment.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.comm.device.type, torch.bfloat16)
 
     @contextmanager
     def casts_kept(self) -> Iterator[None]:
-        """Let the forward passes inside share their weights' casts to bfloat16; the weights must not change."""
+        """Let the forward passes inside share their weights' casts to bfloat16.
+
+        The weights must not change.
+        """
         torch.autocast_increment_nesting()
         try:
             yield
@@ -98,7 +104,7 @@ class Task:
 
 
 class Split:
-    """A replica computed by a single rank; other splits override some calls.
+    """Replica computed by a single rank. Other splits override some calls.
 
     Parameters
     ----------
@@ -133,7 +139,7 @@ class Split:
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
 
     def cut(self, model: nn.Sequential) -> nn.Module:
-        """Return this rank's part of the model, on its device; collective over the ranks of the replica."""
+        """Return this rank's part of the model, on its device. Collective over the ranks of the replica."""
         return moved(model, self.comm.device)
 
     def gradient(self, step: int) -> None:
@@ -180,7 +186,10 @@ class Split:
         self.comm.world.backward(self.comm, work, cost=cost, marks=marks)
 
     def _report(self, loss: Tensor | float, samples: int) -> None:
-        """Store loss and samples of the step: on every rank for the scheme, on one rank for the record."""
+        """Store loss and samples of the step.
+
+        The scheme reads them on every rank, and the record on one rank.
+        """
         self.replica.loss, self.replica.samples = loss, samples
         if self.speaks:
             self.loss, self.samples = loss, samples
@@ -206,7 +215,7 @@ class Split:
         return {}
 
     def whole(self) -> nn.Module | None:
-        """Assemble the model with its present weights; collective over the replica's ranks.
+        """Assemble the model with its present weights. Collective over the replica's ranks.
 
         Returns
         -------
@@ -220,7 +229,7 @@ class Split:
 
 
 def moved(model: Any, device: torch.device) -> Any:
-    """Move a model to a device in place; an outline has nothing to move."""
+    """Move a model to a device in place. An outline has nothing to move."""
     return model.to(device) if isinstance(model, nn.Module) else model
 
 
@@ -233,7 +242,7 @@ def release(model: nn.Module, part: nn.Module | None = None) -> None:
 
 
 class LayerwiseSplit(Split):
-    """A replica with cut layers, which send messages within a pass and charge for their computing."""
+    """Replica with cut layers. The layers send messages within a pass and charge for their computing."""
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self._loss(x, y)
@@ -256,22 +265,22 @@ _run = torch.autograd.Variable._execution_engine.run_backward
 
 
 def backward(output: Tensor, gradient: Tensor, inputs: tuple[Tensor, ...] = ()) -> None:
-    """Add derivatives to ``grad`` of `inputs`, or of all leaves: the same as ``output.backward(gradient)``."""
+    """Add derivatives to ``grad`` of `inputs`, or of all leaves, like ``output.backward(gradient)``."""
     _run((output,), (gradient,), False, False, inputs, allow_unreachable=True, accumulate_grad=True)
 
 
 def derivative(output: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
-    """Return only the gradient of `x`, and keep the graph: ``torch.autograd.grad(output, x, gradient)``."""
+    """Return only the gradient of `x` and keep the graph, like ``torch.autograd.grad(output, x, gradient)``."""
     return _run((output,), (gradient,), True, False, (x,), allow_unreachable=True, accumulate_grad=False)[0]
 
 
 def propagate(loss: Tensor, share: float) -> None:
-    """Add the gradient of `share` times a loss to the weights' gradients: ``(loss * share).backward()``."""
+    """Add the gradient of `share` times a loss to the weights' gradients, like ``(loss * share).backward()``."""
     backward(loss, torch.full_like(loss, share))
 
 
 def narrowed(x: Tensor) -> Tensor:
-    """Convert floats to the input type of products: bfloat16 in a forward pass of mixed precision."""
+    """Convert floats to the input type of products, which is bfloat16 in mixed-precision forward passes."""
     kind = x.device.type  # a device that holds no values has no autocast
     can = torch.amp.is_autocast_available(kind)
     wanted = can and x.is_floating_point() and torch.is_autocast_enabled(kind)

@@ -1,4 +1,4 @@
-"""Deep stacking: blocks that learn separately, from the input and the outputs of earlier blocks.
+"""Deep stacking: blocks learn separately from the input and the outputs of earlier blocks.
 
 Source: Deng, Yu and Platt, "Scalable stacking and learning for building deep architectures" (ICASSP 2012).
 Outputs go forward, and nothing comes back.  So a block is never idle after its first inputs have arrived.
@@ -19,7 +19,7 @@ from dlpar.split.split import Split, Task
 
 
 class Stack(nn.Module):
-    """A stack of blocks, whose output is the last block's.
+    """Stack of blocks. Its output is the last block's.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Stack(nn.Module):
 
 
 def passed_on(output: Tensor, task: str) -> Tensor:
-    """Return a block's output in the form that later blocks see: the same shape, without a gradient."""
+    """Return a block's output in the form that later blocks see, with the same shape and no gradient."""
     return output.detach().softmax(dim=1) if task == "classification" else output.detach()
 
 
@@ -92,7 +92,7 @@ class StackingSplit(Split):
 
 
 def _seen_by(number: int, dataset: Dataset) -> Dataset:
-    """Return the data as a block sees them, with one empty sample, including earlier blocks' outputs."""
+    """Return the data as a block sees them, including earlier blocks' outputs, with one empty sample."""
     features = dataset.shape[0] + number * dataset.classes
     return replace(dataset, train_x=dataset.train_x.new_zeros(1, features))
 

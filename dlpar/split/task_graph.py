@@ -1,4 +1,4 @@
-"""A computation as a graph of tasks with data dependencies, cut over ranks by list scheduling.
+"""Computation as a graph of tasks with data dependencies, cut over ranks by list scheduling.
 
 Sources: Graham, "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969) for the schedule and its
 bound; Zaharia et al., "Resilient distributed datasets" (NSDI 2012, section 5), for stages between wide dependencies.
@@ -23,7 +23,7 @@ from dlpar.split.mesh import shares
 
 
 class From(NamedTuple):
-    """An input of a task: another task's result, or part `part` of `parts`; first parts may be longer."""
+    """Input of a task: another task's result, or part `part` of `parts`. First parts may be longer."""
 
     task: str
     part: int = 0
@@ -35,7 +35,7 @@ class From(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A task: work that takes the results of other tasks and gives one result.
+    """Unit of work that takes the results of other tasks and gives one result.
 
     Attributes
     ----------
@@ -76,12 +76,15 @@ def check(graph: Graph) -> None:
 
 
 def work(graph: Graph) -> float:
-    """Return W: the cost of all tasks, in FLOPs."""
+    """Return W, the cost of all tasks in FLOPs."""
     return sum(task.cost for task in graph)
 
 
 def to_the_end(graph: Graph) -> dict[str, float]:
-    """Return the cost of the longest path from each task's start to the end; the largest is the depth D."""
+    """Return the cost of the longest path from each task's start to the end.
+
+    The largest cost is the depth D.
+    """
     after: dict[str, float] = defaultdict(float)
     found = {}
     for task in reversed(graph):
@@ -92,12 +95,12 @@ def to_the_end(graph: Graph) -> dict[str, float]:
 
 
 def depth(graph: Graph) -> float:
-    """Return D: the cost of the longest path, in FLOPs."""
+    """Return D, the cost of the longest path in FLOPs."""
     return max(to_the_end(graph).values())
 
 
 def stages(graph: Graph) -> dict[str, int]:
-    """Number the stages of a driver, which begin after wide dependencies.
+    """Number the stages of a driver. Stages begin after wide dependencies.
 
     A dependency is narrow if no other task takes the parent's result, and the child takes no other result.
     """
@@ -110,7 +113,7 @@ def stages(graph: Graph) -> dict[str, int]:
 
 
 def schedule(graph: Graph, workers: int) -> tuple[dict[str, int], float]:
-    """Assign tasks by list scheduling: a free worker takes the ready task with the longest remaining path.
+    """Assign tasks by list scheduling. A free worker takes the ready task with the longest remaining path.
 
     Messages take no time in this plan.  Its length T, for p workers, obeys ``max(W/p, D) ≤ T ≤ W/p + D`` (Graham).
 
@@ -149,7 +152,7 @@ ORDER, DONE, EDGES = 1, 2, 3
 def run(
     comm: Comm, graph: Graph, driver: float | None = None, dtype: torch.dtype = torch.float64
 ) -> Mapping[str, Tensor]:
-    """Run a graph on all ranks, and return the results of this rank's tasks, by name; collective.
+    """Run a graph on all ranks, and return the results of this rank's tasks by name. Collective.
 
     A result goes straight from its worker to the workers that need it.  Without a driver a task starts as
     soon as its inputs arrive, as in the dataflow of Minerva and TensorFlow.
@@ -219,7 +222,7 @@ def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
 
 
 def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) -> None:
-    """Start the tasks stage by stage; a stage begins after all reports of the previous stage."""
+    """Start the tasks stage by stage. A stage begins after all reports of the previous stage."""
     number, token = stages(graph), comm.empty(1, torch.float64)
     for stage in range(max(number.values()) + 1):
         tasks = [name for name in rank_of if number[name] == stage]

@@ -1,4 +1,4 @@
-"""Tensor parallelism: every layer cut over the ranks of a replica, which compute each sample together.
+"""Tensor parallelism: every layer is cut over the ranks of a replica, which compute each sample together.
 
 The operators that send messages are in :mod:`dlpar.split.tensor_ops`.
 """
@@ -26,7 +26,7 @@ Ties = dict[nn.Parameter, nn.Parameter]
 
 
 class TensorSplit(LayerwiseSplit):
-    """A replica with every layer cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
+    """Replica with every layer cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
 
     def __init__(self, task: Task) -> None:
         self.group = task.place.mp_group
@@ -119,7 +119,9 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
 
 
 def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
-    """Return the whole parameters of a model that was cut over `comm`, in order, on its first rank; collective.
+    """Return the whole parameters of a model that was cut over `comm`, in order, on its first rank.
+
+    Collective.
 
     This is for inspection outside a step, so it does not count as traffic.
     """
@@ -133,7 +135,7 @@ def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
 
 @torch.no_grad()
 def level(part: nn.Module, comm: Comm) -> None:
-    """Copy the first rank's uncut weights to all ranks; collective.
+    """Copy the first rank's uncut weights to all ranks. Collective.
 
     Copies get the same gradients.  But if replicas do not wait for each other, servers add up the updates of
     different parts in different orders, so copies would drift apart.
@@ -148,7 +150,7 @@ def level(part: nn.Module, comm: Comm) -> None:
 
 
 def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
-    """Return this rank's piece along a dimension, or all for None; first pieces may be longer by one."""
+    """Return this rank's piece along a dimension, or all for None. First pieces may be longer by one."""
     piece = parameter.detach()
     if dim is not None:
         piece = piece.tensor_split(group.size, dim)[group.rank]
@@ -166,14 +168,14 @@ def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> Any:
 
 
 def product(layer: Any, x: Tensor, group: TensorGroup) -> Tensor:
-    """Compute a layer's output, and charge its operations; the backward pass has one or two products."""
+    """Compute a layer's output and charge its operations. The backward pass has one or two products."""
     output = layer(x)
     flops = 2 * output.numel() * layer.weight.shape[1:].numel()
     return charged(output, group, flops, back=flops if group.weights_wait else 2 * flops)
 
 
 class ColumnParallel(nn.Module):
-    """A linear layer or convolution cut by its outputs: neurons, channels or classes.
+    """Linear layer or convolution cut by its outputs: neurons, channels or classes.
 
     Parameters
     ----------
@@ -192,7 +194,7 @@ class ColumnParallel(nn.Module):
 
 
 class RowParallel(nn.Module):
-    """A linear layer or convolution cut by its inputs; each rank has a copy of the bias."""
+    """Linear layer or convolution cut by its inputs. Each rank has a copy of the bias."""
 
     def __init__(self, layer: Any, group: TensorGroup) -> None:
         super().__init__()
@@ -207,7 +209,7 @@ class RowParallel(nn.Module):
 
 
 class ParallelAttention(Attention):
-    """Attention cut by heads: each rank computes some heads, and the merged outputs are added up.
+    """Attention cut by heads. Each rank computes some heads, and the merged outputs are summed.
 
     Queries, keys and values read one input, so its gradient is added up once for all three.
     """
@@ -232,7 +234,7 @@ class ParallelAttention(Attention):
 
 
 def _block(block: Block, group: TensorGroup) -> Block:
-    """Cut a transformer block: heads, then the neurons between `up` and `down`; all ranks normalise."""
+    """Cut a transformer block by heads, then by the neurons between `up` and `down`. All ranks normalise."""
     part: Any = copy.deepcopy(block)
     part.norm1, part.norm2 = piece_of(block.norm1, group, None), piece_of(block.norm2, group, None)
     part.attention = ParallelAttention(block.attention, group)
@@ -241,7 +243,7 @@ def _block(block: Block, group: TensorGroup) -> Block:
 
 
 class ParallelEmbedding(nn.Module):
-    """An embedding cut by characters: each rank looks up its own, and adds zeros for the rest."""
+    """Embedding cut by characters. Each rank looks up its own characters, and adds zeros for the others."""
 
     def __init__(self, embedding: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
@@ -258,7 +260,7 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelOutput(nn.Module):
-    """The tied output cut by characters: each rank scores its own, and all ranks get all scores."""
+    """Tied output cut by characters. Each rank scores its own characters, and all ranks get all scores."""
 
     def __init__(self, tied: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
@@ -284,7 +286,7 @@ class Gathered(nn.Module):
 
 
 class Overlapping(nn.Module):
-    """A linear layer cut by its outputs; every rank computes some outputs redundantly and gets all.
+    """Linear layer cut by its outputs. Every rank computes some outputs redundantly and gets all.
 
     Parameters
     ----------
@@ -313,7 +315,7 @@ class Overlapping(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Get others' weights of neurons that this rank also computes; collective, before each step."""
+        """Get others' weights of neurons that this rank also computes. Collective, before each step."""
         if not self.common:
             return
         own = torch.cat([self.own.weight[: self.common], self.own.bias[: self.common, None]], 1)
@@ -333,7 +335,7 @@ class Overlapping(nn.Module):
         return pair(mine, partial(self._exchanged, computed=computed), partial(group.scatter, dim=1))
 
     def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
-        """Join all neurons: common neurons as computed here, and the others from their owners."""
+        """Join all neurons: common neurons as computed here, and the other neurons from their owners."""
         alone = own[:, self.common :]
         if not alone.numel():
             return torch.cat(computed, 1)

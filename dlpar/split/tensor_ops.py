@@ -1,4 +1,4 @@
-"""Messages within a layer: operators that exchange tensors forward, and their gradients backward.
+"""Operators that send messages within a layer: tensors forward, and their gradients backward.
 
 Follows Shoeybi et al. (Megatron-LM, arXiv 1909.08053, section 3): `copied` is their f, `added` their g.
 
@@ -41,7 +41,7 @@ Pause = Callable[..., AbstractContextManager]
 
 
 class TensorGroup:
-    """The tensor-parallel group: the ranks over which a layer is cut, as its operators use them.
+    """Tensor-parallel group: the ranks over which a layer is cut, as its operators use them.
 
     Parameters
     ----------
@@ -77,7 +77,10 @@ class TensorGroup:
         return total
 
     def sum_beside(self, tensor: Tensor, work: Callable[[], T]) -> T:
-        """Sum all ranks' contiguous tensors in place during this rank's `work`, and return its result."""
+        """Sum all ranks' contiguous tensors in place during this rank's `work`.
+
+        Return the result of `work`.
+        """
         request = self.comm.start(self.allreduce, tensor.view(-1))
         result = work()
         with self._pause():
@@ -85,7 +88,7 @@ class TensorGroup:
         return result
 
     def gather(self, piece: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
-        """Return every rank's piece, in the order of ranks; `sizes` are their lengths along `dim`."""
+        """Return every rank's piece, in the order of ranks. `sizes` are their lengths along `dim`."""
         shape = list(piece.shape)
         pieces = [self.comm.empty([*shape[:dim], size, *shape[dim + 1 :]], piece.dtype) for size in sizes]
         pieces[self.rank].copy_(piece.detach())
@@ -102,13 +105,13 @@ class TensorGroup:
         return pieces[self.rank]
 
     def charge(self, flops: float, x: Tensor) -> Tensor:
-        """Charge for FLOPs if the clock is not the wall clock; return the same tensor."""
+        """Charge for FLOPs if the clock is not the wall clock. Return the same tensor."""
         self.comm.compute(lambda: None, cost=flops)
         return unchanged(x)
 
 
 def turned(chunks: list[Tensor]) -> list[Tensor]:
-    """Order chunks for a ring, in which rank r owns chunk r + 1."""
+    """Order chunks for a ring. In the ring, rank r owns chunk r + 1."""
     return [chunks[-1], *chunks[:-1]]
 
 
@@ -124,7 +127,7 @@ class _Pair(Function):
 
 
 def pair(x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> Tensor:
-    """Compute ``forward(x)``; `backward` turns its gradient into that of `x`.
+    """Compute ``forward(x)``. `backward` turns the output's gradient into the gradient of `x`.
 
     `backward` is also called if only `weights` need a gradient; it adds to theirs.
     """
@@ -132,17 +135,17 @@ def pair(x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> 
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """Return the same tensor: nothing is sent in this direction."""
+    """Return the same tensor. Nothing is sent in this direction."""
     return x.view_as(x)
 
 
 def copied(x: Tensor, group: TensorGroup) -> Tensor:
-    """Pass a whole tensor to cut layers unchanged, and add up its gradients backward (f)."""
+    """Pass a whole tensor to cut layers unchanged, and sum its gradients backward (f)."""
     return pair(narrowed(x), forward=unchanged, backward=group.sum)
 
 
 def added(part: Tensor, group: TensorGroup) -> Tensor:
-    """Add up all ranks' parts (g)."""
+    """Sum all ranks' parts (g)."""
     return pair(narrowed(part), forward=group.sum, backward=unchanged)
 
 
@@ -161,7 +164,7 @@ def charged(output: Tensor, group: TensorGroup, flops: float, back: float | None
 
 
 class _Columns(Function):
-    """Linear layers that read one input, cut by outputs; see :func:`columns`."""
+    """Linear layers that read one input, cut by outputs. See :func:`columns`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: TensorGroup, count: int, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -192,8 +195,9 @@ class _Columns(Function):
 
 
 def columns(x: Tensor, group: TensorGroup, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Compute linear layers of one input, cut by outputs; computing weight gradients hides the input
-    gradient's message.
+    """Compute linear layers of one input, cut by outputs.
+
+    The computation of weight gradients hides the input gradient's message.
 
     Source: Narayanan et al. (SC 2021) train so; Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``.
     """
@@ -202,7 +206,7 @@ def columns(x: Tensor, group: TensorGroup, layers: Sequence[nn.Linear]) -> tuple
 
 
 def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:
-    """Replace every BatchNorm layer in `model` by one that uses the statistics of all ranks, in place."""
+    """Replace every BatchNorm layer in `model`, in place, by one that uses the statistics of all ranks."""
     for name, child in model.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             setattr(model, name, SyncBatchNorm(child, comm))
@@ -211,7 +215,7 @@ def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:
 
 
 class SyncBatchNorm(nn.Module):
-    """A BatchNorm layer with its statistics summed over the ranks of `comm`.
+    """BatchNorm layer with its statistics summed over the ranks of `comm`.
 
     A replica that normalises with its own samples trains a different network than one process
     would, even if gradients are averaged.  Summing the moments over all ranks, forward and backward,

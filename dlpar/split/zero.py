@@ -24,7 +24,7 @@ from dlpar.split.split import LayerwiseSplit, Task, backward, moved
 
 
 class Buffer:
-    """A flat vector with views, whose memory can be freed and allocated again.
+    """Flat vector with views. Its memory can be freed and allocated again.
 
     Autograd keeps the weights of a layer's forward pass until its backward pass.  So dropping them frees
     nothing, and their storage has to shrink.  Views of the storage stay valid.
@@ -40,7 +40,7 @@ class Buffer:
         memory.hold("gathered", self.flat)
 
     def take(self) -> None:
-        """Allocate the memory; its content is undefined."""
+        """Allocate the memory. Its content is undefined."""
         self.flat.untyped_storage().resize_(self.nbytes)
         self.memory.resized(self.flat)
 
@@ -51,7 +51,7 @@ class Buffer:
 
 
 class Sharded:
-    """Parameters that are used together; each rank keeps a chunk of them.
+    """Parameters that are used together. Each rank keeps a chunk of them.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Sharded:
         self.release()
 
     def gather(self) -> None:
-        """Make the parameters whole; collective."""
+        """Make the parameters whole. Collective."""
         self.weights.take()
         self.weights.chunks[self.mine].copy_(self.own.detach())
         self.allgather(self.comm, self.weights.chunks)
@@ -100,7 +100,7 @@ class Sharded:
             parameter.grad = piece
 
     def scatter_gradient(self) -> None:
-        """Add up the gradient over ranks, and keep this rank's chunk; collective."""
+        """Sum the gradient over ranks, and keep this rank's chunk. Collective."""
         self.reduce_scatter(self.comm, self.gradient.chunks)
         assert self.own.grad is not None
         self.own.grad.add_(self.gradient.chunks[self.mine])
@@ -110,7 +110,7 @@ class Sharded:
 
 
 class ZeroSplit(LayerwiseSplit):
-    """A replica whose weights are spread over all ranks, with separate samples on each rank."""
+    """Replica whose weights are spread over all ranks, with separate samples on each rank."""
 
     whole_on_all = True
     kept = ("replica", "lengths")
@@ -140,7 +140,7 @@ class ZeroSplit(LayerwiseSplit):
         super().gradient(step)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the loss layer by layer, and keep each layer's input and output in separate graphs."""
+        """Compute the loss layer by layer. Keep each layer's input and output in separate graphs."""
         self._passed: list[tuple[Tensor, Tensor]] = []
         for number, layer in enumerate(self.layers):
             with self.pause():
@@ -159,7 +159,7 @@ class ZeroSplit(LayerwiseSplit):
         return layer(x) if y is None else self.task.criterion(layer(x), y)
 
     def _backward(self, loss: Tensor, samples: int) -> None:
-        """Compute gradients layer by layer from the last, and drop each layer's kept tensors."""
+        """Compute gradients layer by layer from the last layer. Drop each layer's kept tensors."""
         gradient: Any = torch.full_like(loss, self.task.share(samples))
         for number in reversed(range(len(self.layers))):
             with self.pause():

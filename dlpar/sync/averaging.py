@@ -1,4 +1,4 @@
-"""Averaging of models instead of gradients: workers take local steps, and exchange every `period` steps.
+"""Averaging of models instead of gradients. Workers take local steps and exchange every `period` steps.
 
 The inner scheme gets a worker's change since the last meeting, divided by the number of workers, as a
 gradient.  Its optimizer applies the sum with learning rate 1.  So any scheme can average models:
@@ -24,6 +24,7 @@ from dlpar.sync.sketch import Sketch
 
 def outer(experiment: Experiment) -> Experiment:
     """Return the inner scheme's experiment, also for servers: one step per block, on differences of models.
+
     An experiment without averaging is returned unchanged.
     """
     averaging = experiment.averaging
@@ -87,7 +88,7 @@ class Averaging(Scheme):
             self._step()
 
     def _step(self) -> None:
-        """Do a local step with this worker's own estimate of the global gradient."""
+        """Take a local step with this worker's own estimate of the global gradient."""
         gradient, workers = self.replica.gradient, self.experiment.workers
         # A single worker does not know the size of a sampled batch, so its expected size is used.
         share = workers / getattr(self.experiment.sync, "fraction", 1.0)
@@ -102,7 +103,10 @@ class Averaging(Scheme):
         replica.samples = self.experiment.global_batch / workers  # every model has the same weight
 
     def _take(self) -> None:
-        """Continue from the agreed weights; with `elastic` from this worker's own, drawn to the old centre."""
+        """Continue from the agreed weights.
+
+        With `elastic`, continue from this worker's own weights, drawn to the old centre.
+        """
         weights = self.replica.weights
         if self.elastic:
             self.own.lerp_(self.agreed, self.pull)

@@ -1,4 +1,4 @@
-"""Consistency models of a server: two numbers bound a worker's staleness.
+"""Consistency models of a server. Two numbers bound a worker's staleness.
 
 Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
 (NIPS 2012); backup workers, Chen et al. (arXiv 1604.00981); n-softsync, Gupta,
@@ -32,12 +32,14 @@ class Consistency:
     bound: int | None = None
 
     def may_start(self, clock: int, slowest: int) -> bool:
-        """Return whether a client with `clock` pushes may start again, if the slowest has `slowest` pushes."""
+        """Return whether a client with `clock` pushes may start again if the slowest has `slowest` pushes."""
         return self.bound is None or clock - slowest <= self.bound
 
 
 class Clocks:
-    """Counts of each client's pushes, and the slowest; a push costs the same for any number of clients.
+    """Counts of each client's pushes, and the slowest client.
+
+    A push costs the same for any number of clients.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def gossip(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 
 
 class Gossip(Scheme):
-    """Base of all kinds of gossip, which initialises the weights, adapts them and records facts."""
+    """Base class of all kinds of gossip. It initialises the weights, adapts them and records facts."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -53,13 +53,16 @@ class Gossip(Scheme):
             print(said, flush=True)
 
     def _draw_weights(self) -> None:
-        """Draw this worker's own weights: normal, with the standard deviation of the model's initial weights."""
+        """Draw this worker's own normal weights.
+
+        Their standard deviation is that of the model's initial weights.
+        """
         weights = self.replica.weights
         draw = generator(self.experiment.seed, "start", self.comm.rank)
         weights.copy_(torch.from_numpy(draw.normal(0.0, weights.std().item(), len(weights))))
 
     def adapt(self) -> None:
-        """Update this worker's weights with its gradient, which was computed at these weights."""
+        """Update this worker's weights with its gradient. The gradient was computed at these weights."""
         self.look()
         self.move()
 
@@ -69,7 +72,10 @@ class Gossip(Scheme):
         self.sketched = self.comm.compute(lambda: self.sketch.of(weights), cost=2 * len(weights))
 
     def move(self) -> None:
-        """Update this worker's weights with its mean gradient: N times its contribution to the global gradient."""
+        """Update this worker's weights with its mean gradient.
+
+        This is N times its contribution to the global gradient.
+        """
         gradient, self.begun = self.replica.gradient, True
         self.comm.compute(lambda: gradient.mul_(self.experiment.workers), cost=len(gradient))
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
@@ -80,7 +86,7 @@ class Gossip(Scheme):
 
 
 class InStep(Gossip):
-    """Base of schemes whose workers average in the same step, in either order."""
+    """Base class of schemes whose workers average in the same step, in either order."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -117,7 +123,7 @@ class InStep(Gossip):
 
 
 class Neighbours(InStep):
-    """D-PSGD: average with all graph neighbours in every step, so a slow worker delays only its neighbours."""
+    """D-PSGD: average with all graph neighbours in every step. A slow worker delays only its neighbours."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -145,7 +151,7 @@ class Neighbours(InStep):
 
 
 class RandomPeers(InStep):
-    """Average with random peers in every step: each worker sends to k peers and receives from k."""
+    """Average with random peers in every step. Each worker sends to k peers and receives from k."""
 
     most_peers = 0
 
@@ -167,7 +173,7 @@ class RandomPeers(InStep):
         exchange(comm, weights, receivers, self.arrived, senders)
 
     def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return a circle of the workers, and the distances to a worker's receivers in this round."""
+        """Return a ring of the workers, and the distances to a worker's receivers in this round."""
         return circle(self.experiment.seed, self.rounds, workers, self.peers)
 
     def mix(self) -> None:
@@ -180,7 +186,7 @@ class RandomPeers(InStep):
 
 
 class OnePeer(RandomPeers):
-    """One-peer exponential graph: send to distance 1, then 2, 4, …; exact after log2 N steps if N is 2^k."""
+    """One-peer exponential graph: send to distance 1, then 2, 4, …. Exact after log2 N steps if N is 2^k."""
 
     most_peers = 1
 
@@ -200,12 +206,12 @@ def exchange(
 
 
 def in_turn(peers: Iterable[int], comm: Comm) -> list[int]:
-    """Order this rank's peers from its own number upwards, so that ranks do not queue at the same peer."""
+    """Order this rank's peers from its own number upwards. Ranks then do not queue at the same peer."""
     return sorted(peers, key=lambda peer: (peer - comm.rank) % comm.size)
 
 
 def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], list[int]]:
-    """Draw a round's exchange: a circle of workers in random order, and `peers` random distances.
+    """Draw a round's exchange: a ring of workers in random order, and `peers` random distances.
 
     Each worker sends to these distances. So every worker sends and receives `peers` times, never twice to the
     same worker and never to itself. Hence the mixing matrix is doubly stochastic.
@@ -220,7 +226,7 @@ AVERAGE, ANSWER, LEAVE = 1, 2, 3
 
 
 class Pairwise(Gossip):
-    """An active or passive worker (:func:`~dlpar.graphs.partners`).
+    """Active or passive worker of pairwise averaging (:func:`~dlpar.graphs.partners`).
 
     ``weights`` are the worker's own, which averages change at any time. ``replica.weights`` are its copy for
     the present step.  ``lead`` is relative to the slowest partner that is known.  ``staleness`` counts
@@ -290,7 +296,7 @@ class Pairwise(Gossip):
                 self.under_way = self.comm.start(self._average, self.weights)
 
     def update(self) -> None:
-        """Do nothing to the weights, which :meth:`combine` has updated under its lock."""
+        """Do nothing. :meth:`combine` has updated the weights under its lock."""
         self.begun = False
 
     def done(self, own: int) -> int:
@@ -347,7 +353,7 @@ class Pairwise(Gossip):
 
 
 class PushSum(Gossip):
-    """Average along directed edges; ``replica.weights`` holds z."""
+    """Average along directed edges. ``replica.weights`` holds z."""
 
     kept = ("optimizer", "mass", "pushed")
 

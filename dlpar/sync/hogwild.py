@@ -31,7 +31,7 @@ LINE = 8
 
 
 class Hogwild(Scheme):
-    """A worker that shares a model with others.
+    """Worker that shares a model with other workers.
 
     A step records ``staleness``, the updates of others between this worker's read (before its forward pass)
     and its write.  It records ``written``, the number of weights it wrote.  ``conflicts`` of these weights
@@ -74,7 +74,7 @@ class Hogwild(Scheme):
             self._finish()
 
     def combine(self) -> None:
-        """Exchange nothing, because all workers share these weights."""
+        """Exchange nothing. All workers share these weights."""
 
     def update(self) -> None:
         gradient = self.replica.gradient
@@ -107,7 +107,7 @@ class Hogwild(Scheme):
         self.replica.weights.index_add_(0, places, self.replica.gradient[places], alpha=-self.experiment.lr)
 
     def _finish(self) -> float:
-        """Wait for every worker's last update, and return the share of lost additions."""
+        """Wait for every worker's last update. Return the share of lost additions."""
         self.meter.report()
         self.comm.traffic.waiting(self.comm.barrier)
         return self.meter.lost()
@@ -137,11 +137,11 @@ class ConflictMeter:
         self.totals = comm.shared((comm.size, 2, count), torch.float64).numpy()
 
     def read(self) -> None:
-        """Remember before the forward pass who wrote each weight last."""
+        """Record before the forward pass which worker wrote each weight last."""
         np.copyto(self.before, self.stamps)
 
     def wrote(self) -> int:
-        """Return after an update how many of its weights others had written since :meth:`read`."""
+        """Return, after an update, how many of its weights others had written since :meth:`read`."""
         mine = self.gradient.take(self.places) != 0
         changed = (self.stamps != self.before) & mine
         self.stamp += self.comm.size
@@ -149,7 +149,7 @@ class ConflictMeter:
         return round(np.count_nonzero(changed) * self.scale)
 
     def added(self) -> None:
-        """Remember what an update added."""
+        """Record what an update added."""
         # Mode "raise" would copy first.
         self.gradient.take(self.places, out=self.recent[self.held], mode="clip")
         self.held += 1
@@ -157,7 +157,7 @@ class ConflictMeter:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Add the recent gradients to the sums in double precision, and their magnitudes to the path."""
+        """Add the recent gradients to the sums in double precision. Add their magnitudes to the path."""
         recent, self.held = self.recent[: self.held], 0
         self.sum += recent.sum(axis=0, dtype=np.float64)
         self.path += np.abs(recent).sum(axis=0, dtype=np.float64)

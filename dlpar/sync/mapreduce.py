@@ -1,5 +1,6 @@
-"""Map-reduce: partitions compute gradients, a tree adds these up, and the driver updates and broadcasts the
-weights.
+"""Map-reduce: partitions compute gradients, a tree sums them, and the driver updates the weights.
+
+The driver then broadcasts the weights.
 
 Source: the mini-batch gradient descent of Apache Spark's MLlib, class
 ``GradientDescent`` (mllib/optimization/GradientDescent.scala), and the updaters
@@ -28,7 +29,9 @@ DRIVER = 0
 
 
 class MapReduce(Scheme):
-    """Bulk-synchronous: an iteration is one aggregation to the driver and one broadcast from it.
+    """Bulk-synchronous map-reduce.
+
+    An iteration is one aggregation to the driver and one broadcast from the driver.
 
     Every partition puts (gradient, loss, count) into one vector of parameters + 2 numbers.  ``reduce="sum"``
     and ``"collect"`` weight a partition by its samples, so the driver divides sums over samples by their

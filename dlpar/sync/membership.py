@@ -1,4 +1,4 @@
-"""Roles after deaths: spares take empty seats, and other workers share the work of the dead."""
+"""Roles after deaths. Spares take empty seats, and other workers share the work of the dead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlpar.graphs import neighbours, receivers
 
 
 class CannotGoOn(RuntimeError):
-    """A death that destroyed state which no other rank has."""
+    """Death that destroyed state which no other rank has."""
 
 
 class Crew(NamedTuple):
@@ -31,7 +31,7 @@ class Crew(NamedTuple):
 
 
 def reseated(crew: Crew, left: list[int]) -> Crew:
-    """Return the crew after deaths: spares take empty seats, and other workers' seats are dropped.
+    """Return the crew after deaths. Spares take empty seats, and the remaining empty seats are dropped.
 
     Raises
     ------
@@ -61,7 +61,10 @@ def reseated(crew: Crew, left: list[int]) -> Crew:
 
 
 def without(e: Experiment, stay: list[int], servers: int, spares: int) -> Experiment:
-    """Return the experiment for the remaining ranks: the same global batches, the graph without dead ranks."""
+    """Return the experiment for the remaining ranks.
+
+    It has the same global batches, and the graph without dead ranks.
+    """
     new = {old: worker for worker, old in enumerate(stay)}
     changes: dict[str, Any] = {
         "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}

@@ -43,11 +43,11 @@ class Optimizer:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that the rule keeps between steps, allocated in the first step."""
+        """Return the bytes that the rule keeps between steps. They are allocated in the first step."""
         return sum(getattr(value, "nbytes", 0) for value in self.state.values())
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Apply one gradient of the weights' shape; autograd tracks neither tensor."""
+        """Apply one gradient of the weights' shape. Autograd tracks neither tensor."""
         self._update(self.weights, gradient, self.lr, self.state)
 
 
@@ -78,7 +78,10 @@ def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict)
 
 
 def _kept(state: dict, weights: torch.Tensor, *names: str, fused: bool = False) -> list[torch.Tensor]:
-    """Return the rule's vectors of these names and its count of steps, which are allocated in the first step."""
+    """Return the rule's vectors of these names and its count of steps.
+
+    The vectors are allocated in the first step.
+    """
     if "step" not in state:
         state |= {name: torch.zeros_like(weights) for name in names}
         state["step"] = torch.zeros((), device=weights.device if fused else None)

@@ -28,7 +28,7 @@ from dlpar.sync.scheme import Scheme
 
 
 class ParameterServer(Scheme):
-    """A worker with a copy of the servers' weights, as old as the consistency allows.
+    """Worker with a copy of the servers' weights, as old as the consistency allows.
 
     With overlap each bucket is served separately.  The communicator beside the computation pushes a bucket
     once the backward pass has finished it.  The answer may arrive before the backward pass has ended.  The
@@ -118,7 +118,7 @@ class ParameterServer(Scheme):
         return self.replica.agree(self.client.done) if self.experiment.sync.runs_free else self.client.done
 
     def state_bytes(self) -> int:
-        """Return 0, because the servers update."""
+        """Return 0, because the servers make the updates."""
         return 0
 
     def facts(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def asks(experiment: Experiment) -> bool:
 
 
 def leaf_of(experiment: Experiment, worker: int) -> int | None:
-    """Return the rank of a worker's leaf server; None if workers talk to the servers directly."""
+    """Return the rank of a worker's leaf server, or None if workers communicate directly with the servers."""
     sync, workers = experiment.sync, experiment.workers
     if not sync.groups:
         return None
@@ -255,7 +255,7 @@ class Client:
         self.going_on = True
 
     def initialise(self) -> None:
-        """Send the servers their initial weights; one client does this for all."""
+        """Send the servers their initial weights. One client does this for all."""
         for shards in self.buckets:
             wait_all([shard.send(shard.weights, Kind.INITIAL) for shard in shards])
 
@@ -280,13 +280,13 @@ class Client:
         wait_all([shard.send(wire, Kind.PUSH) for shard, wire in zip(shards, wires)])
 
     def ask(self, bucket: int, kind: Kind = Kind.PULL) -> None:
-        """Ask every server for its weights of a bucket, which come with :meth:`receive`."""
+        """Ask every server for its weights of a bucket. They arrive with :meth:`receive`."""
         shards = self.buckets[bucket]
         self._expect(shards)
         wait_all([shard.send(self.comm.empty(0), kind) for shard in shards])
 
     def receive(self) -> None:
-        """Receive the servers' answers: weights and counts."""
+        """Receive the servers' answers, which hold weights and counts."""
         wait_all(self.coming)
         answered = [shard for shards in self.buckets for shard in shards]
         for shard in answered:

@@ -51,7 +51,7 @@ def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
 
 
 def sparse(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Copy a rank's tensor and set every third value to zero, different ones on every rank."""
+    """Copy a rank's tensor and set every third value to zero, at different positions on every rank."""
     change = tensor.clone()
     change[(rank + 1) % 3 :: 3] = 0
     return change
@@ -79,7 +79,7 @@ def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.T
 
 
 def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Race `update` on all ranks without turns: `ROUNDS` updates of each rank.
+    """Race `update` on all ranks without turns, with `ROUNDS` updates of each rank.
 
     Parameters
     ----------

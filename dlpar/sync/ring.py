@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Ring(Scheme):
-    """Workers on all ranks, which wait for the slowest in each step."""
+    """Scheme whose workers, on all ranks, wait for the slowest in each step."""
 
     kept: tuple[str, ...] = ("optimizer", "collective", "speed")
     _speed: Speed | None = None
@@ -59,8 +59,10 @@ class Ring(Scheme):
                 exchange(self.comm, bucket)
 
     def _allreduce(self) -> Collective:
-        """Return the experiment's all-reduce; codes are summed by owners of slices, because partial sums are
-        not codes."""
+        """Return the experiment's all-reduce.
+
+        Owners of slices sum codes, because partial sums are not codes.
+        """
         sync, codec = self.experiment.sync, codec_of(self.experiment.compression)
         if codec is not None:
             return CompressedAllreduce(codec)
@@ -81,7 +83,10 @@ class Ring(Scheme):
 
     @property
     def speed(self) -> list[float] | None:
-        """Return the measured speed, kept by a resumed run so that its algorithms and rounding stay the same."""
+        """Return the measured speed.
+
+        A resumed run keeps the speed, so that its algorithms and rounding stay the same.
+        """
         return self._speed and list(self._speed)
 
     @speed.setter
@@ -136,13 +141,13 @@ class ShardedOptimizer(Ring):
 
 
 class ShardedWeights(Scheme):
-    """ZeRO stage 3: a worker holds its own part of the weights, with the gradient already summed.
+    """ZeRO stage 3: a worker holds its own part of the weights. The gradient is already summed.
 
     Only the update remains, because :class:`dlpar.split.zero.ZeroSplit` sums gradients and gathers weights.
     """
 
     def combine(self) -> None:
-        """Do nothing, because the gradient is already summed."""
+        """Do nothing. The gradient is already summed."""
 
 
 ZERO: dict[int, type[Scheme]] = {1: ShardedOptimizer, 3: ShardedWeights}

@@ -17,7 +17,7 @@ from dlpar.comm import ANY, Comm
 
 
 class Problem(Protocol):
-    """A loss over a whole data set, as a sum over portions of the data."""
+    """Loss over a whole data set, as a sum over portions of the data."""
 
     start: Tensor
     """Initial weights, float64, shape (n,)."""
@@ -30,7 +30,7 @@ class Problem(Protocol):
 
 
 class Outcome(NamedTuple):
-    """Result of a rank: the coordinator's losses before each update, a shard's weights, or a worker's portions."""
+    """Result of a rank: a coordinator's losses before each update, a shard's weights, or a worker's portions."""
 
     losses: Sequence[float] = ()
     weights: Tensor | None = None
@@ -59,7 +59,7 @@ def sandblaster(
     backup: bool = True,
     slow: float = 1.0,
 ) -> Outcome:
-    """Minimise a problem by L-BFGS: rank 0 is the coordinator, the next ranks are shards, the others workers.
+    """Minimise a problem by L-BFGS. Rank 0 is the coordinator, the next ranks are shards, the others workers.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def sandblaster(
 
 
 class _Shards:
-    """Commands of the coordinator, of five numbers each for vectors of any length."""
+    """Commands of the coordinator. Each has five numbers for vectors of any length."""
 
     def __init__(self, comm: Comm, shards: int, portions: int, backup: bool) -> None:
         self.comm, self.ranks, self.portions, self.backup = comm, range(1, shards + 1), portions, backup
@@ -136,7 +136,7 @@ class _Shards:
         return sum(losses.values())
 
     def _listen(self) -> list[float]:
-        """Receive the report of a worker, which is idle now."""
+        """Receive the report of a worker that has become idle."""
         report = self.comm.empty(3, torch.float64)
         self.idle.append(self.comm.recv(report, ANY, READY).source)
         self.reports += int(report[0] >= 0)
@@ -181,7 +181,7 @@ def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, h
 
 
 def _hold(comm: Comm, weights: Tensor, portions: int) -> Outcome:
-    """Hold a range of every vector, obey the coordinator, and add only the first result of each portion."""
+    """Hold a range of every vector and obey the coordinator. Add only the first result of each portion."""
     vectors, early = {X: weights}, list[int]()
     inbox = comm.empty(max(5, 2 + len(weights)), torch.float64)
     evaluation, pushed, missing = -1, 0, set[int]()
@@ -219,7 +219,10 @@ def _hold(comm: Comm, weights: Tensor, portions: int) -> Outcome:
 
 
 def _work(comm: Comm, problem: Problem, lengths: list[int], portions: int, slow: float) -> Outcome:
-    """Request portions until none is left: get the weights, compute, push slices to the shards, and report."""
+    """Request portions until none is left.
+
+    For each portion, get the weights, compute, push slices to the shards, and report.
+    """
     weights, order = torch.zeros_like(problem.start), comm.empty(2, torch.float64)
     report, held, done = torch.full((3,), -1.0, dtype=torch.float64), -1.0, 0
     while True:

@@ -1,4 +1,4 @@
-"""Base of every scheme, with the calls that the training loop makes in each step."""
+"""Base class of all schemes, with the calls that the training loop makes in each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scheme:
-    """A scheme that keeps this worker's replica in agreement with the others.
+    """Scheme that keeps this worker's replica in agreement with the other replicas.
 
     Your own scheme needs only :meth:`combine`; ``Experiment(sync=MyScheme)`` runs it.
 
@@ -54,27 +54,30 @@ class Scheme:
         self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr, experiment.momentum)
 
     def steps(self) -> Iterable[int]:
-        """Yield the numbers of this worker's steps, which determine its batches."""
+        """Yield the numbers of this worker's steps. They determine its batches."""
         return range(self.first, self.experiment.steps)
 
     def resume(self, own: int, done: int) -> None:
-        """Continue after `done` global steps, `own` by this worker, with the kept state restored; collective."""
+        """Continue after `done` global steps, `own` by this worker, with restored state. Collective."""
         self.first = own
 
     def combine(self) -> None:
-        """Exchange ``replica.gradient`` after the backward pass, or weights, with the scheme's peers."""
+        """Exchange ``replica.gradient`` or the weights with the scheme's peers after the backward pass."""
         raise NotImplementedError
 
     def update(self) -> None:
-        """Update the replica's weights, by default with its gradient and the experiment's optimizer."""
+        """Update the replica's weights. The default uses its gradient and the experiment's optimizer."""
         step = partial(self.optimizer.step, self.replica.gradient)
         self.comm.compute(step, cost=2 * self.replica.gradient.numel())
 
     def spread(self, span: Callable[[str], AbstractContextManager]) -> None:
-        """Send the others the part that only this worker has updated, in a recorded span; by default nothing."""
+        """Send the others the part that only this worker has updated, in a recorded span.
+
+        By default nothing is sent.
+        """
 
     def done(self, own: int) -> int:
-        """Return the number of global steps that this worker knows of; it did `own` steps."""
+        """Return the number of global steps that this worker knows of. It did `own` steps."""
         return own
 
     def state_bytes(self) -> int:
@@ -87,7 +90,7 @@ class Scheme:
 
 
 class Tickets:
-    """Distribute steps × workers worker-steps over all workers, each done once; collective.
+    """Distribute steps × workers worker-steps over all workers. Each worker-step is done once. Collective.
 
     Parameters
     ----------
@@ -115,7 +118,7 @@ class Tickets:
             self.clock += 1
 
     def take(self) -> bool:
-        """Request a worker-step; return False once all are taken."""
+        """Request a worker-step. Return False once all are taken."""
         self.last = self.before + self.counter.take()
         return self.last < self.all_steps * self.workers
 

@@ -25,7 +25,7 @@ from dlpar.sync.parameter_server import TAGS, Client, Kind, asks, check_servers,
 
 
 class Server:
-    """A server of a range of the weights, which answers clients in the order of their messages.
+    """Server of a range of the weights. It answers clients in the order of their messages.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Server:
         self.started = pushing * self.per_answer
 
     def form(self) -> None:
-        """Copy the predecessor's weights and the state of its optimizer, in a chain of servers; collective."""
+        """Copy the predecessor's weights and optimizer state, in a chain of servers. Collective."""
 
     def resume(self, done: int) -> None:
         """Answer all clients of a run resumed after `done` global steps, as after their last pushes."""
@@ -98,7 +98,7 @@ class Server:
         self._let_go(*self.clients)
 
     def read_by(self, codec: Codec | None) -> None:
-        """Decode pushes with a codec from now on; None: pushes are gradients."""
+        """Decode pushes with a codec from now on. With None, pushes are gradients."""
         self.codec, self.decoded, n = codec, torch.empty_like(self.weights), len(self.weights)
         self.wire_bytes = self.weights.nbytes if codec is None else codec.nbytes(n, self.weights.dtype)
 
@@ -108,7 +108,7 @@ class Server:
         return self.counts(self.clients[0], 0)[-1]
 
     def go_back(self, done: int) -> None:
-        """Undo the last update if other servers have not made it, so that their `done` is one less."""
+        """Undo the last update if other servers have not made it. Their `done` is then one less."""
         if self.counts(self.clients[0], 0)[-1] > done:
             weights, self.optimizer.state = self.before
             self.weights.copy_(weights)
@@ -135,7 +135,7 @@ class Server:
         self._let_go(*come)
 
     def advance(self) -> None:
-        """Make an update that can be undone, and count the update."""
+        """Make an update that can be undone, and count it."""
         if self.parts is not None:
             self.before = self.weights.clone(), copy.deepcopy(self.optimizer.state)
         self.apply()
@@ -195,19 +195,19 @@ class Server:
         return self.started < self.total or not self.is_first
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
-        """Return the head of an answer: version of weights, staleness of the push, lead, and global steps."""
+        """Return the header of an answer: version of weights, staleness of the push, lead, and global steps."""
         done = self.pushes * self.experiment.steps // self.total
         return self.version, self.staleness[client], lead, done
 
     def finish(self) -> None:
-        """Send the final weights to all clients, after their last pushes."""
+        """Send the final weights to all clients after their last pushes."""
         for each in self.left:
             self._answer(each, 0)
         wait_all(self.under_way)
 
 
 class Chained(Server):
-    """A server whose successor copies its range, and takes over after its death (chain replication).
+    """Server whose successor copies its range, and takes over after its death (chain replication).
 
     A server passes on each update as one sum of pushes, and answers its clients once the successor has confirmed
     this update.  So the successor has every version that a client has seen (Li et al., OSDI 2014, section 4.3:
@@ -274,7 +274,9 @@ class Chained(Server):
 
 
 class WithBackup(Server):
-    """A server that takes the first pushes of a step, as many as its rule gathers, and drops later ones.
+    """Server that takes only the first pushes of a step.
+
+    Its rule sets how many it takes. The server drops later pushes.
 
     A client whose push is dropped gets the newest weights at once.  The others wait for the update of their
     step.
@@ -301,7 +303,7 @@ class WithBackup(Server):
 
 
 class Leaf(Server):
-    """A server for a group of workers, and their single client at the servers above."""
+    """Server for a group of workers. It is their single client at the servers above."""
 
     kept = (*Server.kept, "above")
     has_model = False
@@ -359,7 +361,7 @@ class Leaf(Server):
 
 
 class OwnLeaf(Leaf):
-    """A leaf with its group's model; every few updates, groups average their models at the servers above.
+    """Leaf with its group's model. Every few updates, groups average their models at the servers above.
 
     Its change since the last average, divided by the number of groups, is pushed as a gradient with learning
     rate 1. In between each group trains separately, like SINGA's server groups (Ooi et al. 2015).
@@ -431,7 +433,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
         return server
 
     def run(comm: Comm, _: Tensor) -> Server:
-        """Serve until every client has left, and return the server of the first bucket."""
+        """Serve until every client has left. Return the server of the first bucket."""
         servers = {bucket: of_bucket(comm, bucket) for bucket in answers}
         longest = max(max(server.wire_bytes, server.weights.nbytes) for server in servers.values())
         inbox = wire.new_empty(longest + dtype.itemsize)  # a copied range may be longer by one

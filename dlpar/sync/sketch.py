@@ -1,4 +1,4 @@
-"""Short sketches of long weight vectors, which give distances between replicas without messages.
+"""Short sketches of long weight vectors. They give distances between replicas without messages.
 
 Count sketch (Charikar, Chen and Farach-Colton 2002): each weight gets a random sign, fixed by the seed, and
 is added to one of 32 buckets.  The sketch is linear.  Its squared length is an unbiased estimate of the
@@ -18,7 +18,7 @@ BUCKETS = 32
 
 
 class Sketch:
-    """Function that sketches vectors of one length, in the same way on every rank.
+    """Function that sketches vectors of one length in the same way on every rank.
 
     Parameters
     ----------
@@ -45,6 +45,6 @@ class Sketch:
 
     @torch.no_grad()
     def of(self, vector: torch.Tensor) -> list[float]:
-        """Return the sketch of a vector: 32 sums, added up in float64."""
+        """Return the sketch of a vector: 32 sums, accumulated in float64."""
         torch.mul(vector, self._signs, out=self._signed[: len(vector)])
         return self._signed.view(-1, BUCKETS).sum(0, dtype=torch.float64).tolist()

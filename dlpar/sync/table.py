@@ -1,4 +1,4 @@
-"""Tables of rows on servers: workers read rows through a cache, and add to rows.
+"""Tables of rows on servers. Workers read rows through a cache, and add to rows.
 
 Sources: Ho et al., "Petuum SSP" (NIPS 2013), for reads up to `staleness` clocks old that include a worker's
 own writes; Li et al. (OSDI 2014, sections 3.3 and 3.5) for key caching and value filters; Microsoft's
@@ -34,7 +34,7 @@ def _wire(rows: Tensor, digest: int, clock: int, with_rows: bool, values: Tensor
 
 
 class Table:
-    """A worker's view of a table; collective with :func:`serve` on the servers.
+    """A worker's view of a table. Collective with :func:`serve` on the servers.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Table:
         self.sending: list[Request] = []
 
     def get(self, rows: Tensor) -> Tensor:
-        """Return `rows`, each number given once, at most `staleness` clocks old: shape (n, columns)."""
+        """Return `rows`, at most `staleness` clocks old: shape (n, columns). Each number is given once."""
         old = rows[self.stamp[rows] < self.clock_now - self.staleness]
         asked = [(server, own) for n, server in enumerate(self.servers) if len(own := self._of(n, old))]
         for server, own in asked:
@@ -90,13 +90,13 @@ class Table:
         return self.cache[rows]
 
     def add(self, rows: Tensor, values: Tensor) -> None:
-        """Add to rows; the others see the additions from the next clock on."""
+        """Add to rows. The others see the additions from the next clock on."""
         self.changes.index_add_(0, rows, values)
         self.cache.index_add_(0, rows, values)
         self.changed[rows] = True
 
     def clock(self, threshold: float | None = None) -> None:
-        """End a clock, and send each server the additions to its rows."""
+        """End a clock. Send each server the additions to its rows."""
         least = self.threshold if threshold is None else threshold
         rows = self.changed.nonzero().view(-1)
         far = self.changes[rows].abs().amax(dim=1) >= least
@@ -110,7 +110,7 @@ class Table:
         self.counts.update(added=int(far.sum()), held_back=int((~far).sum()))
 
     def leave(self) -> None:
-        """Send the rows held back, and end; the servers end after all workers."""
+        """Send the rows held back, and end. The servers end after all workers."""
         self.clock(threshold=0.0)
         wait_all(self.sending)
         for server in self.servers:
@@ -131,8 +131,9 @@ class Table:
 def serve(
     comm: Comm, workers: Sequence[int], servers: Sequence[int], shape: tuple[int, int], staleness: int = 0
 ) -> Tensor:
-    """Serve every S-th row until all workers have left, and return these rows; arguments as of
-    :class:`Table`.
+    """Serve every S-th row until all workers have left. Return these rows.
+
+    The arguments are as in :class:`Table`.
 
     A request at clock c is answered when the slowest worker has ended clock c - staleness.
     """

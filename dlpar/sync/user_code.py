@@ -33,7 +33,7 @@ _SHORT.maxdict = 12
 
 
 class NotFacts(TypeError):
-    """A result of a scheme's ``facts()`` that cannot be recorded; the message is one sentence."""
+    """Result of a scheme's ``facts()`` that cannot be recorded. The message is one sentence."""
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
@@ -65,7 +65,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 
 
 def not_a_scheme(typed: Any, name: str) -> str | None:
-    """Return in one sentence why a class or a function cannot be a scheme; None if it can."""
+    """Return in one sentence why a class or function cannot be a scheme, or None if it can."""
     if isinstance(typed, type):
         missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
         # Scheme.combine() only raises NotImplementedError.
@@ -81,7 +81,10 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
 
 
 def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
-    """Check that a step can be recorded with the result of `facts()`; otherwise the run has no summary."""
+    """Check that a step can be recorded with the result of `facts()`.
+
+    Otherwise the run has no summary.
+    """
     found = facts()
     named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
     counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]
@@ -107,7 +110,7 @@ def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str 
 
 
 class AllReduced(Scheme):
-    """A bulk-synchronous scheme with the user's function, which sums the gradients on every rank."""
+    """Bulk-synchronous scheme with the user's function, which sums the gradients on every rank."""
 
     def __init__(self, *given: Any, allreduce: Callable[[Comm, torch.Tensor], Any]) -> None:
         super().__init__(*given)

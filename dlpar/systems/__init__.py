@@ -1,4 +1,4 @@
-"""Published systems, each run by its own mechanism and compared with the figures that its authors report."""
+"""Published systems, each run by its own mechanism and compared with its authors' figures."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _horovod() -> dict[str, Experiment | Program]:
 
 
 def _predicted(model: str) -> float:
-    """Return the efficiency on 512 GPUs by the closed form; simulations agree to four digits."""
+    """Return the closed-form efficiency on 512 GPUs. Simulations agree to four digits."""
     fields = dict(batch=64, steps=1, sync=FUSED)
     steps = [predict(by_sizes("horovod", model, workers=n, **fields)) for n in (1, 512)]
     return steps[0].seconds / steps[1].seconds

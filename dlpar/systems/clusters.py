@@ -1,4 +1,4 @@
-"""Systems that start scripts as workers, and leave training to the scripts."""
+"""Systems that start scripts as workers and leave training to the scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _workers(count: int) -> dict[str, Any]:
 
 
 def _descends(runs: Runs) -> bool:
-    """Return whether four processes descend like one: mean of squares, rate 0.1, 20 steps from 0 to 1."""
+    """Return whether four processes descend like one.
+
+    The loss is a mean of squares, at rate 0.1, in 20 steps from 0 to 1.
+    """
     ended = runs["3 workers, 1 server"]["workers"]
     return len(ended) == 4 and all(abs(each["result"] - (1 - 0.8**20)) < 1e-9 for each in ended)
 

@@ -1,4 +1,7 @@
-"""CaffeOnSpark's second half: a trained network extracts features, and a classifier learns from them as in MLlib."""
+"""CaffeOnSpark's second half: a trained network extracts features, and a classifier learns from them.
+
+The classifier is as in MLlib.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ DEVICES = {"scheme": "ring", "allreduce": "hierarchical", "node_size": 2}
 
 
 class Accuracy(NamedTuple):
-    """Shares of held-out digits classified correctly by each model."""
+    """Shares of held-out digits that each model classifies correctly."""
 
     network: float
     on_features: float
@@ -28,7 +31,9 @@ class Accuracy(NamedTuple):
 
 
 def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: float = 1.0) -> Tensor:
-    """Train softmax regression by map-reduce on this rank's rows; weights of shape (columns, 10) on every rank.
+    """Train softmax regression by map-reduce on this rank's rows.
+
+    Every rank gets the weights, shape (columns, 10).
 
     Each rank maps its rows to the sum of their gradients. A tree aggregates sums and counts at the driver,
     rank 0, which updates and broadcasts.
@@ -46,7 +51,10 @@ def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: flo
 
 
 def extract_and_classify(comm: Comm) -> Accuracy:
-    """Train a network on all ranks; classify samples by the features of its last hidden layer, and by pixels."""
+    """Train a network on all ranks, then classify by features and by pixels.
+
+    The features come from the network's last hidden layer.
+    """
     training = dict(model={"width": 16}, steps=150, lr=0.2, dtype="float64", evaluate_every=1000)
     experiment = Experiment(workers=comm.size, sync=DEVICES, **training)
     network = train(comm, experiment, Unrecorded(comm)).eval()

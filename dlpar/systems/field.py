@@ -195,7 +195,7 @@ def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
 
 
 def system_panel(name: str) -> Comparison:
-    """Return a panel that runs a system's experiments; it shows the mechanism as its question.
+    """Return a panel that runs a system's experiments. Its question is the mechanism.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def system_panel(name: str) -> Comparison:
 
 
 def choose_system(name: str = "rudra") -> VBox:
-    """Show a list of all systems, and the panel of the chosen one below."""
+    """Show a list of all systems, with the panel of the chosen system below."""
     from ipywidgets import Dropdown, VBox
 
     from dlpar.systems import SYSTEMS
@@ -231,7 +231,7 @@ def choose_system(name: str = "rudra") -> VBox:
 
 
 def published(name: str, runs: Sequence[Run]) -> Markdown:
-    """Show the published figures of a system beside the figures of its runs, in the order of its experiments."""
+    """Show a system's published figures beside its runs' figures, in the order of its experiments."""
     from dlpar.systems import SYSTEMS
 
     system = find(name, SYSTEMS)

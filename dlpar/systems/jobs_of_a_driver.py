@@ -20,7 +20,7 @@ Contribution = Callable[[int, int, Tensor], Tensor]
 def two_jobs(
     gradient: Contribution, weights: Tensor, workers: int, steps: int, lr: float, cost: float = 0.0
 ) -> list[Task]:
-    """Return training as a task graph with two jobs a step: compute gradients, then shuffle and update slices.
+    """Return training as a task graph with two jobs a step: gradients, then shuffled and updated slices.
 
     Task k of the second job takes slice k of every gradient, adds them up, and updates slice k of the
     weights. The gradients of the next step take all slices.
@@ -65,7 +65,9 @@ def _given(weights: Tensor) -> Tensor:
 
 
 def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Task]:
-    """Return Spark's textFile, map, groupByKey and join as a task graph: each word's count times its number.
+    """Return Spark's textFile, map, groupByKey and join as a task graph.
+
+    The result is each word's count times its number.
 
     Parameters
     ----------
@@ -96,7 +98,10 @@ def _counts(words: int, text: Tensor) -> Tensor:
 
 
 def counted(comm: Comm, lines: Sequence[str], words: Sequence[str], keys: int) -> dict[str, Any]:
-    """Run the graph of :func:`word_count` with a driver; return this rank's joined keys and the number of stages."""
+    """Run the graph of :func:`word_count` with a driver.
+
+    Return this rank's joined keys and the number of stages.
+    """
     graph = word_count(lines, words, keys)
     found = run(comm, graph, driver=1.0)
     joined = {name: part.tolist() for name, part in found.items() if name.startswith("join")}
@@ -104,7 +109,7 @@ def counted(comm: Comm, lines: Sequence[str], words: Sequence[str], keys: int) -
 
 
 def descent(comm: Comm, steps: int, lr: float) -> float:
-    """Train on diabetes as a dataflow of tasks, without a driver; return the final distance to one process.
+    """Train on diabetes as a dataflow of tasks, without a driver. Return the final distance to one process.
 
     Every rank updates and compares its own slices of the weights.
     """
@@ -123,7 +128,7 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 
 
 def seconds(comm: Comm, workers: int, driver: float) -> float:
-    """Run a step by sizes, with gradients of 2 TFLOP, and return the time of its end on this rank."""
+    """Run a step by sizes, with gradients of 2 TFLOP. Return the time of its end on this rank."""
     numbers = torch.zeros(1000)
 
     def graph() -> list[Task]:

@@ -12,7 +12,10 @@ from dlpar.sync.sandblaster import Outcome, sandblaster
 
 
 class LeastSquares:
-    """The mean squared error of a linear model with a constant; see :class:`dlpar.sync.sandblaster.Problem`."""
+    """Mean squared error of a linear model with a constant.
+
+    See :class:`dlpar.sync.sandblaster.Problem`.
+    """
 
     def __init__(self) -> None:
         data = load(Data(name="diabetes"), 0, torch.float64)
@@ -47,12 +50,12 @@ def by_torch(problem: LeastSquares, iterations: int, history: int = 10) -> Tenso
 
 
 def minimise(comm: Comm, portions: int, backup: bool, slow: float) -> Outcome:
-    """Run Sandblaster for eight iterations with two shards; the last worker may be slow."""
+    """Run Sandblaster for eight iterations with two shards. The last worker may be slow."""
     return sandblaster(comm, LeastSquares(), 2, 8, portions, backup=backup, slow=slow)
 
 
 def error(found: list[Outcome]) -> float:
-    """Return the largest difference between the shards' weights and torch's, over the norm of torch's weights."""
+    """Return the largest difference of the shards' weights from torch's, over the norm of torch's weights."""
     right = by_torch(LeastSquares(), 8)
     weights = torch.cat([each.weights for each in found if each.weights is not None])
     return ((weights - right).abs().max() / right.norm()).item()

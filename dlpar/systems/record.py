@@ -1,4 +1,4 @@
-"""A published system as a record: its design choices, the experiments that run it, and its authors' figures.
+"""Record of a published system: its design choices, the experiments that run it, and its authors' figures.
 
     record ─► experiments ─► runs ─► compare ─► a Found for each figure
 
@@ -31,12 +31,12 @@ BASES = ("reported", "fitted", "shape", "memory")
 
 
 class BadSystem(ValueError):
-    """An unknown name of a system; the message lists similar names."""
+    """Error: no system has this name. The message lists similar names."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that a system's authors report, and a function that reads it from runs.
+    """Figure that a system's authors report, and a function that reads it from runs.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class System:
-    """A published system.
+    """Published system.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class System:
 
 @dataclass(frozen=True)
 class Found:
-    """A figure beside its published value; `held` is None if no test depends on it."""
+    """Figure beside its published value. `held` is None if no test depends on it."""
 
     what: str
     basis: str
@@ -107,7 +107,9 @@ class Found:
 
 
 def program(path: str, *given: Any, ranks: int, platform: str = "cpu-10gbe", **where: Any) -> Program:
-    """Return a program that runs a function on simulated ranks; a name avoids loading torch early.
+    """Return a program that runs a function on simulated ranks.
+
+    The function is given by name, which avoids loading torch early.
 
     Parameters
     ----------
@@ -168,7 +170,7 @@ def compare(system: System, runs: Runs) -> list[Found]:
 
 
 def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experiment:
-    """Return a simulation whose messages carry sizes only, in weak scaling.
+    """Return a simulation, in weak scaling, whose messages carry sizes only.
 
     Parameters
     ----------
@@ -205,12 +207,15 @@ def rate(run: Run) -> float:
 
 
 def shape(what: str, holds: Callable[[Runs], Any]) -> Figure:
-    """Return a figure that is an order or an optimum instead of a number: it is true or false."""
+    """Return a figure that is an order or an optimum instead of a number. It is true or false."""
     return Figure(what, 1.0, lambda runs: float(bool(holds(runs))), 0.0, "shape")
 
 
 def apart(first: Run, *others: Run) -> float:
-    """Return the largest relative difference of losses from the first run's; NaN if a loss is NaN or missing."""
+    """Return the largest relative difference of losses from the first run's.
+
+    Return NaN if a loss is NaN or missing.
+    """
     right = first.curve["loss"]
     return float(np.max([(run.curve["loss"] / right - 1).abs().to_numpy().max() for run in others]))
 

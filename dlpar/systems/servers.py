@@ -46,7 +46,7 @@ def ps(**fields: Any) -> dict[str, Any]:
 
 
 def learning(sync: dict[str, Any], delays: dict[str, Any] = STEADY, **fields: Any) -> Experiment:
-    """Return a training of digits that shows staleness and accuracy; its times are delays, not FLOPs."""
+    """Return a training of digits that shows staleness and accuracy. Its times are delays, not FLOPs."""
     usual = {"workers": 8, "batch": 64, "steps": 100, "lr": 0.2, "evaluate_every": 1000}
     return Experiment(**{**usual, **fields}, sync=sync, delays=delays, cluster=ALONE)
 
@@ -64,7 +64,7 @@ def _bounded() -> dict[str, Experiment]:
 
 
 def _words(staleness: int = 0, threshold: float = 0.0) -> Program:
-    """Classify docstrings with 4 workers and a table on 2 servers; return each rank's counts."""
+    """Classify docstrings with 4 workers and a table on 2 servers. Return each rank's counts."""
     given = 2, 40, 48, 2.0, staleness, threshold
     return program("words:train", *given, ranks=6)
 
@@ -84,7 +84,7 @@ def _off(found: list[Any]) -> float:
 
 
 def _portions(number: int, backup: bool = True) -> Program:
-    """Run Sandblaster with 4 workers; the last is ten times slower."""
+    """Run Sandblaster with 4 workers. The last worker is ten times slower."""
     return program("least_squares:minimise", number, backup, 10.0, ranks=7)
 
 
@@ -105,7 +105,7 @@ def _backup() -> dict[str, Experiment]:
 
 
 def per_machine(runs: Runs, backup: int) -> float:
-    """Return the steps a second of each machine with some backup workers, relative to none."""
+    """Return each machine's steps a second with some backup workers, relative to none."""
 
     pace = {b: rate(runs[f"b = {b}"]) / (50 + b) for b in (0, backup)}
     return pace[backup] / pace[0]
@@ -136,7 +136,7 @@ def _on_paper(
 
 
 def _speech(machines: int) -> float:
-    """Return the samples a second of DistBelief's fully connected speech model; machines share all layers."""
+    """Return the samples a second of DistBelief's fully connected speech model. Machines share all layers."""
     widths = (440, 2560, 2560, 2560, 2560, 8192)
     layers = [
         Layer(name=f"layer {number}", parameters=m * n, flops=6 * m * n, outputs=n)

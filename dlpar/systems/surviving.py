@@ -22,7 +22,7 @@ POINTS = 14
 def goodput(
     jobs: Mapping[str, FailingJob], asked: float | None = None, failures: int = 500, seed: int = 0
 ) -> Figure:
-    """Simulate jobs with snapshots at many intervals, and draw the share of time spent on useful steps.
+    """Simulate jobs with snapshots at many intervals. Draw the share of time spent on useful steps.
 
     Broad lines are simulated.  If a death ends a job, dashed lines show the exact form.  Thin lines then show Young's
     first order, 1 - δ/τ - τ/2M - R/M, with a stroke at his interval √(2δM).
@@ -66,7 +66,7 @@ def goodput(
 
 
 def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) -> None:
-    """Draw the exact form and, faintly, Young's first order with a stroke at its maximum."""
+    """Draw the exact form and, faintly, Young's first order, with a stroke at its maximum."""
     recovery, at = job.detecting + job.restarting, young_interval(job.snapshot, job.mtbf)
     shares = [100 * exact(interval, job.snapshot, job.mtbf, recovery) for interval in across]
     figure.add_scatter(x=across, y=shares, **theme.predicted_line("exact form", colour), showlegend=False)

@@ -1,4 +1,4 @@
-"""Classification of docstrings by words: weights are rows of a table, and a step reads only its words' rows."""
+"""Classification of docstrings by words. Weights are rows of a table, and a step reads its words' rows."""
 
 from __future__ import annotations
 

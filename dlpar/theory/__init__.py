@@ -1,4 +1,4 @@
-"""Closed forms: the predicted cost of messages, collectives and steps on links with latency and bandwidth.
+"""Closed forms of the cost of messages, collectives and steps on links with latency and bandwidth.
 
     collectives.py counts.py      one collective: seconds; messages and bytes
     servers.py mixing.py          parameter servers; averaging with neighbours

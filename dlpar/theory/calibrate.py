@@ -1,4 +1,4 @@
-"""This machine as a platform: its pace and its link, measured on real ranks."""
+"""Measurement of this machine as a platform: its pace and its link, on real ranks."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[f
 
 
 def _step_seconds(experiment: Experiment) -> float:
-    """Return the median seconds of a step of one run, and delete the run."""
+    """Return the median seconds of one run's steps, and delete the run."""
     with tempfile.TemporaryDirectory("", "spmd-", runtime_folder(), ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "experiment.json").write_text(experiment.to_json())

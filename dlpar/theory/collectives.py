@@ -138,7 +138,10 @@ def _seconds(
 
 
 def _binomial(n: int, a: float, b: float, busy: float) -> float:
-    """Return the seconds of a binomial tree; each child occupies a parent of several children for `busy`."""
+    """Return the seconds of a binomial tree.
+
+    Each child occupies a parent of several children for `busy`.
+    """
     ready, distance = [0.0] * n, 1
     while distance < n:
         for parent in range(0, n - distance, 2 * distance):

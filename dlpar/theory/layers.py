@@ -1,4 +1,4 @@
-"""Layers of a model, and the payload that ranks send for each layer, from an experiment's fields alone.
+"""Layers of a model, and the payload sent for each layer, from an experiment's fields alone.
 
 No model is built and torch is not loaded.  Layers have the names and order of :mod:`dlpar.models`.
 """
@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-    """A tensor of weights: its elements, and its FLOPs for a sample, forward and backward."""
+    """Tensor of weights: its elements, and its FLOPs for a sample, forward and backward."""
 
     parameters: int
     flops: float
@@ -102,7 +102,7 @@ def layers(experiment: Experiment) -> list[Layer]:
 
 
 def _product(inputs: int, outputs: int, places: int = 1) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a product at several places: 2 FLOPs a multiply-add, in three passes."""
+    """Return weight and bias of a product at several places, with 2 FLOPs a multiply-add in three passes."""
     return Tensor(inputs * outputs, 6 * inputs * outputs * places), Tensor(outputs, 0)
 
 
@@ -145,7 +145,7 @@ def _transformer(model: Model, context: int) -> list[Layer]:
 
 
 class Exchange(NamedTuple):
-    """A collective of the ranks of one replica.
+    """Collective of the ranks of one replica.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class Exchange(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Payload: the number of messages, and of their elements in total."""
+    """Payload of messages: their number, and their elements in total."""
 
     messages: int
     elements: int
@@ -219,8 +219,10 @@ def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> l
 
 
 def transformer_layer_elements(batch: int, context: int, width: int, ranks: int) -> float:
-    """Return 8·b·s·h·(t-1)/t: a device's sent elements in a step for a block (Narayanan et al., arXiv
-    2104.04473)."""
+    """Return 8·b·s·h·(t-1)/t, a device's sent elements in a step for a block.
+
+    Source: Narayanan et al., arXiv 2104.04473.
+    """
     return 8 * batch * context * width * (ranks - 1) / ranks
 
 
@@ -330,7 +332,7 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
 def halo(
     samples: int, channels: int, height: int, width: int, radius: int, vertical: int = 2, horizontal: int = 2
 ) -> Sent:
-    """Return the payload of a rank's halo exchange in one pass: a message to each neighbour.
+    """Return the payload of a rank's halo exchange in one pass, with a message to each neighbour.
 
     The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N samples
     and C channels, a piece has h = H / p_h rows and w = W / p_w columns.  An interior rank sends N C (2 r (h

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
-    """Return the factor by which a step shrinks the consensus distance in the long run, with or without gradients.
+    """Return the long-run factor by which a step shrinks the consensus distance, with or without gradients.
 
     Parameters
     ----------
@@ -56,7 +56,10 @@ def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
 
 
 def _cycle(n: int, moved: float) -> float:
-    """Return the mean factor of a round with one peer; rounds are circulant, so their eigenvalues multiply."""
+    """Return the mean factor of a round with one peer.
+
+    Rounds are circulant, so their eigenvalues multiply.
+    """
     rounds = (n - 1).bit_length()
     turns = [2j * np.pi * one_peer_shift(r, n) / n * np.arange(1, n) for r in range(rounds)]
     product = np.prod([(1 + np.exp(turn)) / 2 - moved for turn in turns], axis=0)

@@ -64,7 +64,7 @@ def overlapped(
 
 
 def buckets(sizes: Sequence[int], most: float) -> list[range]:
-    """Group tensors into buckets in order, as many as fit into `most`; a larger tensor has its own bucket.
+    """Group tensors into buckets in order, as many as fit into `most`. A larger tensor has its own bucket.
 
     Source: Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3.
 

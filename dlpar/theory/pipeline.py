@@ -15,7 +15,7 @@ BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the bubble: idle seconds over ideal seconds of a batch.
+    """Return the bubble, the idle seconds over the ideal seconds of a batch.
 
     With a bubble of 0.25 a batch takes 1.25 times as long as without a bubble.
 
@@ -52,7 +52,7 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
 
 
 class Bar(NamedTuple):
-    """An action of a stage, from `start` to `end` in seconds."""
+    """Action of a stage, from `start` to `end` in seconds."""
 
     stage: int
     kind: str
@@ -73,7 +73,7 @@ def timeline(
     message: float = 0.0,
     recompute: float = 0.0,
 ) -> list[Bar]:
-    """Return the times of the actions of equal stages under a schedule, in the order of each stage.
+    """Return the times of equal stages' actions under a schedule, in the order of each stage.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def timeline(
 
 
 class Stuck(ValueError):
-    """A deadlock of stages: the next action of each stage waits for an action that comes later.
+    """Deadlock of stages. The next action of each stage waits for an action that comes later.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ def timed(
     chunks: int = 1,
     message: float = 0.0,
 ) -> list[Bar]:
-    """Return the times of any schedule on any stages, given each stage's actions; see :func:`timeline`.
+    """Return the times of any schedule on any stages, given each stage's actions. See :func:`timeline`.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def idle_share(bars: Iterable[Bar]) -> float:
 
 
 def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
-    """Return the largest number of micro-batches (each of one chunk) whose activations a stage holds."""
+    """Return the maximum number of micro-batches, each of one chunk, whose activations a stage holds."""
     change = {"F": 1, "W" if has_weight_pass else "B": -1}
     return max(accumulate(change.get(action.kind, 0) for action in actions), default=0)
 

@@ -37,7 +37,9 @@ class Gain(NamedTuple):
 
 
 def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> list[Gain | None]:
-    """Return speed-up and efficiency of each experiment, from its samples/s; None if its samples/s are None.
+    """Return speed-up and efficiency of each experiment, from its samples/s.
+
+    The result is None if the samples/s are None.
 
     The base of a run differs from it only in workers and scheme, and has the fewest workers. Of several such runs
     the fastest is the base, so a scheme does not look good because it is slow with one worker.
@@ -122,7 +124,9 @@ def expected_slowest(workers: int, timing: Timing) -> float:
 
 
 def roofline(flops: float, nbytes: float, peak: float, bandwidth: float, launch: float = 0.0) -> float:
-    """Return the least seconds of one kernel among many; a kernel computes and moves memory at the same time.
+    """Return the minimum seconds of one kernel among many.
+
+    A kernel computes and moves memory at the same time.
 
     The next kernel is launched meanwhile, so the longest of the three times decides (Williams, Waterman and
     Patterson, CACM 52(4), 2009, with launches).

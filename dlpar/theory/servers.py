@@ -11,7 +11,7 @@ from dlpar.worlds.platforms import Link
 
 @dataclass(frozen=True)
 class Servers:
-    """Parameter servers and their workers; every rank has its own ports.
+    """Parameter servers and their workers. Every rank has its own ports.
 
     In formulas, a is the latency, and o is its part during which a processor is busy.  A shard of the
     gradient passes a port in b seconds, and a shard of the weights in c seconds: nbytes / S / bandwidth.

@@ -37,7 +37,7 @@ EXACT, ABOVE, BELOW, ESTIMATE = "exact", "upper bound", "lower bound", "estimate
 
 
 class PredictedStep(NamedTuple):
-    """A step in the long run; averages over workers.
+    """Long-run step, with averages over workers.
 
     Attributes
     ----------
@@ -239,7 +239,9 @@ class Costs:
         return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
 
     def prediction(self, seconds: float, beside: float, kind: str) -> PredictedStep:
-        """Predict a step of given seconds, in which a worker also computes `beside` seconds for the exchange.
+        """Predict a step of given seconds.
+
+        A worker also computes `beside` seconds for the exchange.
 
         `kind` holds for equal, undisturbed workers.
         """
@@ -289,7 +291,7 @@ def _chosen(costs: Costs, elements: int) -> str:
 
 
 def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
-    """Return the seconds of one all-reduce in the long run."""
+    """Return the long-run seconds of one all-reduce."""
     n, link, nbytes, adding = len(costs.work), costs.link, costs.bytes(elements), costs.seconds(elements)
     if name == "ring":
         return costs.ring(range(n), elements)
@@ -305,7 +307,7 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
 
 
 def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:
-    """Predict a step in which one progress thread sends bucket after bucket."""
+    """Predict a step in which one progress thread sends the buckets one after the other."""
     experiment, worker = costs.experiment, costs.work.index(max(costs.work))
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
     begins, training = costs.overhead(worker), costs.training[worker]
@@ -320,7 +322,7 @@ def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: 
 
 
 def _driver(costs: Costs) -> PredictedStep | None:
-    """Predict gradients up a tree to the driver, and weights down a tree from the driver."""
+    """Predict gradients sent up a tree to the driver, and weights sent down a tree from the driver."""
     sync, workers, n, link = costs.experiment.sync, len(costs.work), costs.model.parameters, costs.link
     if costs.is_crowded:
         return None

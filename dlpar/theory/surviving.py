@@ -1,4 +1,4 @@
-"""Closed forms of failing runs: the interval between snapshots, goodput, failures of many nodes, copies in memory.
+"""Closed forms of failing runs: snapshot interval, goodput, failures of many nodes, copies in memory.
 
 Failures of the whole job are a Poisson process: the time to the next one is exponential with mean M, the MTBF.
 A snapshot stops training for δ seconds; after a failure, R seconds pass until the last snapshot is loaded.
@@ -14,7 +14,9 @@ DAY = 86_400.0
 
 
 def young_interval(snapshot: float, mtbf: float) -> float:
-    """Return Young's interval between snapshots, √(2 δ M): the first-order optimum for δ much shorter than M.
+    """Return Young's interval between snapshots, √(2 δ M).
+
+    This is the first-order optimum for δ much shorter than M.
 
     Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
 
@@ -35,7 +37,9 @@ def young_interval(snapshot: float, mtbf: float) -> float:
 
 
 def daly_interval(snapshot: float, mtbf: float) -> float:
-    """Return Daly's interval: √(2 δ M) (1 + √(δ / 2M) / 3 + (δ / 2M) / 9) - δ, or M if δ is 2 M or longer.
+    """Return Daly's interval, √(2 δ M) (1 + √(δ / 2M) / 3 + (δ / 2M) / 9) - δ.
+
+    Return M if δ is 2 M or longer.
 
     Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future
     Generation Computer Systems 22(3), 2006.  Parameters and result as of :func:`young_interval`.

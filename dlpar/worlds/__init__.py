@@ -1,1 +1,4 @@
-"""Worlds of ranks, each with its clock: real (MPI and NCCL), paced, and simulated; platforms on paper."""
+"""Worlds of ranks, each with its clock: real (MPI and NCCL), paced, and simulated.
+
+Also platforms on paper.
+"""

@@ -17,7 +17,9 @@ from dlpar.worlds.paced.comm import of_experiment
 
 
 def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
-    """Return this rank's communicator over all ranks of the job, whose clock starts when all are ready.
+    """Return this rank's communicator over all ranks of the job.
+
+    Its clock starts when all ranks are ready.
 
     A rank tries its GPU before it takes it.  If one fails, ``device="auto"`` is the CPU, and rank 0 says why.
 
@@ -60,7 +62,7 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
 def places(
     cluster: Cluster, visible: Sequence[Sequence[str]], on_host: Sequence[int] = ()
 ) -> tuple[list[int | None], str]:
-    """Choose the GPU of each rank, and the carrier of tensors.
+    """Choose each rank's GPU, and the carrier of tensors.
 
     With ``device="auto"`` tensors are on GPUs if each rank has a GPU of its own, and NCCL carries them.  With
     ``device="cuda"`` ranks may share a GPU. NCCL refuses such ranks, so their tensors are staged through pinned
@@ -122,7 +124,10 @@ def places(
 
 
 def _visible(cluster: Cluster) -> tuple[list[str], str]:
-    """Return unique names of the GPUs that this rank may use, none if it uses the CPU; and what is wrong with them."""
+    """Return unique names of the GPUs that this rank may use, and what is wrong with them.
+
+    There are no names if the rank uses the CPU.
+    """
     if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
         return [], ""
     try:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine: what the driver says about them, and whether this torch can compute on them."""
+"""NVIDIA GPUs of this machine: the driver's facts, and whether this torch can compute on the GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTEXT = 100e6
 
 
 class Gpu(NamedTuple):
-    """A GPU, with its bytes of memory."""
+    """GPU of this machine, with its bytes of memory."""
 
     name: str
     total: int
@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """List the GPUs that this process may use, from nvidia-smi, because importing torch takes seconds."""
+    """List the GPUs that this process may use, from nvidia-smi. Importing torch would take seconds."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
@@ -41,7 +41,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def trial(number: int) -> str:
-    """Compute on the GPU of this number; return why that fails, in one line, or nothing."""
+    """Compute on the GPU of this number. Return why that fails, in one line, or nothing."""
     import torch  # here: a launcher need not load it
 
     try:

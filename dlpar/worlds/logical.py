@@ -1,4 +1,4 @@
-"""Worlds with their own clock: times of computations, and collectives as a library has them."""
+"""Worlds with their own clock: times of computations, and collectives as a library implements them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LogicalWorld(World):
 
 
 class LogicalComm(Comm):
-    """A communicator whose library is dlpar's own collectives; their bytes are not counted.
+    """Communicator whose library is dlpar's own collectives. Their bytes are not counted.
 
     All-reduce and reduce-scatter use a ring, and reduce and broadcast use a tree, for tensors of any layout.
     """
@@ -95,7 +95,7 @@ class LogicalComm(Comm):
 
     @abstractmethod
     def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
-        """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
+        """Compute, and make each call of `marks` after its share of the cost. See :meth:`World.backward`."""
 
     @abstractmethod
     def meet(self, thing: Any, to: int = ANY) -> list[Any]:
@@ -134,7 +134,7 @@ class LogicalComm(Comm):
         self.traffic.hidden()
 
     def _as_library(self, collective: Callable[[Any], None], values: Any, tensor: Any) -> None:
-        """Run a collective on `values` of any layout, and store the result in `tensor`."""
+        """Run a collective on `values` of any layout. Store the result in `tensor`."""
         flat = values.detach().reshape(-1)
         collective(flat)
         if flat.data_ptr() != tensor.data_ptr():
@@ -156,5 +156,5 @@ def _unpacked(thing: Any) -> Any:
 
 
 def _addable(tensor: Any) -> Any:
-    """Convert half precision to float32, in which a library adds."""
+    """Convert half precision to float32. A library adds in float32."""
     return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

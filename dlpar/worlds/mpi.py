@@ -55,7 +55,7 @@ LOOK_EVERY = 0.05
 
 
 class MPIWorld(World):
-    """The real world, in which MPI reports deaths (ULFM)."""
+    """Real world, in which MPI reports deaths (ULFM)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, "mpi")
@@ -66,7 +66,10 @@ class MPIWorld(World):
         return isinstance(error, MPI.Exception) and error.Get_error_class() in DEATHS
 
     def watched(self, group: MPI.Intracomm, look: Callable[[], T]) -> T:
-        """Check for a message, and sometimes for dead ranks of the group, which takes some microseconds."""
+        """Check for a message, and sometimes for dead ranks of the group.
+
+        A check for deaths takes some microseconds.
+        """
         if (now := time.monotonic()) - self._looked > LOOK_EVERY:
             self._looked = now
             if group.Get_failed().size:
@@ -223,7 +226,7 @@ class MPIComm(Comm):
         self._added(tensor, lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root))
 
     def _added(self, tensor: torch.Tensor, add: Callable[[list[Any]], None]) -> None:
-        """Let the library add the tensor, in place and in pieces it can count."""
+        """Sum the tensor with the library, in place and in pieces that it can count."""
         self.traffic.hidden()
         host, kind = _addable(tensor)
         for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
@@ -286,7 +289,7 @@ class MPIComm(Comm):
 
 
 class _Under:
-    """A request of MPI under way, which keeps its memory alive."""
+    """Pending request of MPI. It keeps its memory alive."""
 
     def __init__(
         self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: torch.Tensor | None = None
@@ -307,7 +310,7 @@ class _Under:
         return self._complete
 
     def _finish(self) -> None:
-        """Finish the request once, because afterwards MPI has forgotten it."""
+        """Finish the request once. Afterwards MPI has forgotten it."""
         self._complete = True
         if self._into is not None:
             status = self._status
@@ -316,7 +319,7 @@ class _Under:
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
-    """Return a tensor on the host with its number type for MPI's sums; half precision becomes float32."""
+    """Return a tensor on the host with its number type for MPI's sums. Half precision becomes float32."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     if wide.dtype not in _ADDED_BY_MPI:
         raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
@@ -345,7 +348,7 @@ ROUND_TRIPS = 20
 
 
 def common_zero(world: MPI.Intracomm) -> float:
-    """Return ``time.monotonic()`` of second 0 on this machine, after all ranks have called; collective."""
+    """Return ``time.monotonic()`` of second 0 on this machine, after all ranks have called. Collective."""
     global LONGEST
     meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
@@ -380,7 +383,7 @@ def _across(leaders: MPI.Intracomm) -> float:
 
 
 class SharedCounter:
-    """A number in rank 0's memory that any rank can fetch and increment (MPI-3, section 11.3.4)."""
+    """Number in rank 0's memory that any rank can fetch and increment (MPI-3, section 11.3.4)."""
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self.window = MPI.Win.Allocate(8 if mpi.rank == 0 else 0, 8, comm=mpi)
@@ -397,7 +400,7 @@ class SharedCounter:
         return int(self._got[0])
 
     def Free(self) -> None:
-        """Free the window; collective.  MPI's own windows have a method of the same name."""
+        """Free the window. Collective. MPI's own windows have a method of the same name."""
         self.window.Unlock_all()
         self.window.Free()
 
@@ -426,7 +429,7 @@ def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def meet(mpi: MPI.Intracomm) -> None:
-    """Return once every rank of `mpi` has called, so that the next collective need not spin."""
+    """Return once every rank of `mpi` has called. The next collective then need not spin."""
     patiently(mpi.Ibarrier().Test)
 
 
@@ -439,7 +442,7 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
-    """Return the host tensor to receive into: `into` itself if MPI can write to it."""
+    """Return the host tensor to receive into. It is `into` itself if MPI can write to it."""
     if into.is_cpu and into.is_contiguous():
         return into
     return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)

@@ -21,12 +21,12 @@ ANSWER = 10.0
 
 
 class NoMPI(RuntimeError):
-    """A missing or unusable mpiexec; the message says what to do."""
+    """Missing or unusable mpiexec. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Starter:
-    """A program that starts ranks, and its dialect of flags.
+    """Program that starts ranks, and its dialect of flags.
 
     Attributes
     ----------
@@ -45,7 +45,9 @@ class Starter:
     def command(
         self, ranks: int, program: list[str], hostfile: str | None = None, survives: bool = False
     ) -> list[str]:
-        """Return the command that runs `program` on `ranks` ranks; output lines name their rank if possible.
+        """Return the command that runs `program` on `ranks` ranks.
+
+        Output lines name their rank if possible.
 
         If `survives`, the other ranks continue when a rank dies.
         """
@@ -118,7 +120,7 @@ def on_one_host(starter: Starter, hostfile: str | None) -> bool:
 
 
 def hosts_of(hostfile: str) -> dict[str, int | None]:
-    """Return the hosts of an Open MPI hostfile with their slots; None if the file gives no slots."""
+    """Return the hosts of an Open MPI hostfile with their slots, or None if the file gives no slots."""
     hosts: dict[str, int | None] = {}
     for line in read_plain(hostfile).decode(errors="replace").splitlines():
         if words := line.partition("#")[0].split():
@@ -128,9 +130,10 @@ def hosts_of(hostfile: str) -> dict[str, int | None]:
 
 
 def _check_names(hostfile: str) -> None:
-    """Refuse hosts with the same name, because Open MPI's launcher would wait forever for the second. The
-    check asks every other host through the launcher's own agent.  Hosts that do not answer are left to the
-    launcher.
+    """Refuse hosts with the same name.
+
+    Open MPI's launcher would wait forever for the second host. The check asks every other host through the
+    launcher's own agent.  Hosts that do not answer are left to the launcher.
     """
     agent, asked = os.environ.get("PRTE_MCA_plm_ssh_agent", "ssh").split(":")[0].split(), {}
     with suppress(OSError):  # there is no agent
@@ -161,8 +164,9 @@ def _is_here(host: str) -> bool:
 
 
 def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
-    """Return our environment with settings for a quick, quiet, private start; the user's settings take
-    precedence.
+    """Return our environment with settings for a quick, quiet, private start.
+
+    The user's settings take precedence.
 
     Parameters
     ----------
@@ -208,7 +212,7 @@ _PIDFD_GETFD = 438
 
 
 def keep_to_loopback(pid: int) -> None:
-    """Restrict a process's listening sockets to this machine.  Linux.
+    """Restrict a process's listening sockets to this machine. Linux only.
 
     Open MPI's launcher listens on all interfaces, and has no setting to change this.  A socket bound to the
     loopback device gets nothing from other machines, for any address.

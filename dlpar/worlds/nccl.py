@@ -32,7 +32,7 @@ UNREAD = 4096
 
 
 class DeviceTraffic(Traffic):
-    """Counts of a rank whose GPU waits for messages: to the host, NCCL's own waits return at once."""
+    """Counts of a rank whose GPU waits for messages. To the host, NCCL's own waits return at once."""
 
     def __init__(self, now: Callable[[], float], device: torch.device) -> None:
         super().__init__(now)
@@ -40,7 +40,7 @@ class DeviceTraffic(Traffic):
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=UNREAD)
 
     def queued(self, wait: Callable[[], Any]) -> None:
-        """Make a call by which the GPU's queue waits for a message, and time the wait by the GPU's events."""
+        """Make a call by which the GPU's queue waits for a message. Time the wait by the GPU's events."""
         since, until = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         since.record(torch.cuda.current_stream(self._device))
         wait()
@@ -54,7 +54,7 @@ class DeviceTraffic(Traffic):
 
 
 class DistributedComm(MPIComm):
-    """Ranks of a torch.distributed group; MPI carries the messages that it cannot.
+    """Ranks of a torch.distributed group. MPI carries the messages that the group cannot.
 
     Parameters
     ----------
@@ -135,7 +135,10 @@ class DistributedComm(MPIComm):
         return tensor.device.type != self.device.type
 
     def _goes_by_mpi(self, into: torch.Tensor, source: int, tag: int) -> bool:
-        """Return whether MPI carries the message to receive; refuse a receive that both carriers might serve."""
+        """Return whether MPI carries the message to receive.
+
+        Refuse a receive that both carriers might serve.
+        """
         if tag > 0 or self._is_foreign(into):
             return True
         if source == tag == ANY and into.is_cpu:  # a packet, which by gloo is not foreign; packets have tags
@@ -208,7 +211,7 @@ class DistributedComm(MPIComm):
 
 
 class _UnderWay:
-    """Messages under way: sends, and a receive if `into` is given."""
+    """Pending messages: sends, and a receive if `into` is given."""
 
     def __init__(
         self,
@@ -242,7 +245,10 @@ class _UnderWay:
 
 
 def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put chunks in rows of one tensor, padded to the longest: carriers need equal lengths, at least 1."""
+    """Put chunks in rows of one tensor, padded to the longest.
+
+    Carriers need equal lengths, at least 1.
+    """
     rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
     for row, chunk in zip(rows, chunks):
         row[: len(chunk)] = chunk
@@ -250,14 +256,17 @@ def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as bytes, at least one: carriers differ in dtypes, and drop empty messages."""
+    """View a contiguous tensor as bytes, at least one. Carriers differ in dtypes, and drop empty messages."""
     if tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _introduce(comm: MPIComm, carrier: str) -> None:
-    """Let all ranks meet: on one machine at a file and on loopback, else at a store on rank 0."""
+    """Connect all ranks.
+
+    Ranks on one machine meet at a file and on loopback, other ranks at a store on rank 0.
+    """
     host, store = socket.gethostname(), None
     if len(set(comm.mpi.allgather(host))) == 1:  # nothing listens on a network
         folder = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)

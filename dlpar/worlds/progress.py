@@ -1,4 +1,4 @@
-"""A thread that runs collectives while the rank computes.
+"""Thread that runs collectives while the rank computes.
 
 MPI moves a large message only inside an MPI call.  So a non-blocking collective makes no progress while the
 rank computes.  This thread stays inside such calls.
@@ -20,7 +20,7 @@ from dlpar.comm.base import Collective, Comm
 
 
 class ProgressThread:
-    """A thread that runs collectives one after the other, in the order in which they were started.
+    """Thread that runs collectives one after the other, in the order in which they were started.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class ProgressThread:
         self._thread = ThreadPoolExecutor(1, "dlpar-progress", _use_own_stream, (comm.device,))
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> _Started:
-        """Queue ``collective(comm, bucket)``; the request's ``wait()`` returns the collective's result."""
+        """Queue ``collective(comm, bucket)``. The request's ``wait()`` returns the collective's result."""
         before = _queued_so_far(self.comm.device)
         return _Started(self._thread.submit(self._run, collective, bucket, before), self.comm.device)
 
@@ -55,7 +55,7 @@ class ProgressThread:
 
 
 class _Started:
-    """A collective under way; its result, or its exception, reaches the thread that waits."""
+    """Pending collective. Its result, or its exception, reaches the thread that waits."""
 
     def __init__(self, future: Future, device: torch.device) -> None:
         self._future, self._device = future, device
@@ -77,7 +77,10 @@ def _use_own_stream(device: torch.device) -> None:
 
 
 def _queued_so_far(device: torch.device) -> torch.cuda.Event | None:
-    """Mark the end of the work queued on this thread's stream; return None on the CPU, which has no queue."""
+    """Mark the end of the work queued on this thread's stream.
+
+    Return None on the CPU, which has no queue.
+    """
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 

@@ -269,8 +269,9 @@ overlay = convergence
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
-    """Raise ValueError, with the argument's name, unless the tasks have one loss and agree on having an
-    accuracy.
+    """Raise ValueError unless all tasks have the same loss, and all or none have an accuracy.
+
+    The message has the argument's name. All tasks or none have an accuracy.
     """
     fine = len(set(map(loss_title, experiments))) < 2
     require(fine, f"{name}: got classification and regression, allowed is one kind of task")

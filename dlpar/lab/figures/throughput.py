@@ -166,9 +166,7 @@ class Throughput(Plot):
         self.grow("yaxis", 1.03 * height, ended)  # also for the marks of the highest points
 
     def _draw_levels(self) -> None:
-        """Draw horizontal lines for predictions: by a formula, by the student, and by a simulation before the
-        run.
-        """
+        """Draw horizontal lines for predictions: the formula's, the student's, and an earlier simulation's."""
         levels: dict[str, tuple[dict[str, Any], float]] = {}
         if self.runs and self.predicted is not None:
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted

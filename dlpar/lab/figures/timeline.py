@@ -177,7 +177,7 @@ class Timeline(Window):
     title = "Timeline"
 
     def begin(self, run: Shown) -> None:
-        """Add a run; only the run in front is drawn."""
+        """Add a run. Only the run in front is drawn."""
         super().begin(run)
         self.names, experiment, self._seconds = list[str](), run.experiment, 0.0
         # With overlap, phases of a rank overlap in time: communication takes the lower half of a row.
@@ -323,7 +323,7 @@ class Lanes(Window):
         return experiment.workers > 1 and (experiment.sync.server_ranks > 0 or experiment.sync.shares_memory)
 
     def begin(self, run: Shown) -> None:
-        """Add a run; only the run in front is drawn."""
+        """Add a run. Only the run in front is drawn."""
         super().begin(run)
         experiment, self.workers = run.experiment, theme.workers(run.experiment)
         self.is_write, self._before, self._read = experiment.sync.shares_memory, 0.0, dict[int, float]()

@@ -1,4 +1,4 @@
-"""Parameter server of a TF_CONFIG cluster: it sums the workers' gradients of one weight and updates the weight."""
+"""Parameter server of a TF_CONFIG cluster. It sums the workers' gradients of one weight and updates it."""
 
 import json
 import os

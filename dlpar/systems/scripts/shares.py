@@ -1,4 +1,4 @@
-"""Worker without a cluster: it sums its share of the numbers below 1,000, and worker 3 fails on purpose."""
+"""Worker without a cluster. It sums its share of the numbers below 1,000. Worker 3 fails on purpose."""
 
 import os
 

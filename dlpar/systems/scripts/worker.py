@@ -1,4 +1,7 @@
-"""Worker of a TF_CONFIG cluster: its loss is the squared distance between the weight and the worker's number."""
+"""Worker of a TF_CONFIG cluster.
+
+Its loss is the squared distance between the weight and the worker's number.
+"""
 
 import json
 import os

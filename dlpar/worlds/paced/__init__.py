@@ -1,4 +1,4 @@
-"""The paced world: real processes on logical clocks, which one process keeps for all ranks.
+"""Paced world: real processes on logical clocks. One process keeps the clocks for all ranks.
 
 `comm` has the calls of ranks.  `referee` simulates these calls.  Each rank asks the referee by `protocol`,
 sends the tensors as `parcels`, and lets the wall clock follow.

@@ -34,7 +34,7 @@ PROMPT = 2e-4
 
 
 def of_experiment(experiment: Experiment) -> PacedComm:
-    """Return this rank's communicator in the experiment's paced world; collective.
+    """Return this rank's communicator in the experiment's paced world. Collective.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
 
 
 def _warm_up() -> None:
-    """Run a first product and backward pass before second 0, because both are slow in a new process."""
+    """Run a first product and backward pass before second 0. Both are slow in a new process."""
     weight = torch.ones(8, 8, requires_grad=True)
     (weight @ weight).sum().backward()
 
@@ -171,7 +171,7 @@ class PacedWorld(LogicalWorld):
 
 
 class PacedComm(LogicalComm):
-    """One rank of a group in a paced world; its machine's other ranks see the same files (``mpi``).
+    """One rank of a group in a paced world. Its machine's other ranks see the same files (``mpi``).
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
 
 
 class _Started:
-    """A started collective, complete at its logical end."""
+    """Started collective. It is complete at its logical end."""
 
     def __init__(self, computing: PacedComm, key: int, request: Request) -> None:
         self.line, self.key, self.request, self.joined = computing.line, key, request, False
@@ -349,7 +349,7 @@ class _Started:
 
 
 class Guard:
-    """A lock between a rank's activities, granted in the order of their clocks."""
+    """Lock between a rank's activities, granted in the order of their clocks."""
 
     def __init__(self, world: PacedWorld) -> None:
         self.world, self.key = world, world.number()
@@ -362,7 +362,10 @@ class Guard:
 
 
 class _UnderWay:
-    """A send, a receive or both under way, by number; a short send has none, because nothing waits for it."""
+    """Pending send, receive or both, by number.
+
+    A short send has no number, because nothing waits for it.
+    """
 
     def __init__(
         self,
@@ -376,7 +379,7 @@ class _UnderWay:
         self.arrival: Arrival | None = None
 
     def wait(self, *call: Any) -> Arrival | None:
-        """Wait until the send and the receive are complete; `call` may combine the messages and the wait."""
+        """Wait until the send and the receive are complete. `call` may combine the messages and the wait."""
         if not self.complete:
             line = self.comm.line
             since = line.clock
@@ -388,7 +391,7 @@ class _UnderWay:
         return self.arrival
 
     def _take(self, since: float, source: int, tag: int, nbytes: int, key: int, there: float) -> None:
-        """Take the message that arrived at a moment, after waiting since `since`."""
+        """Take the message that arrived at a moment, after a wait that began at `since`."""
         comm = self.comm
         comm.traffic.add(max(there - since, 0.0))
         if nbytes > self.into.nbytes:
@@ -418,7 +421,7 @@ class LogicalTraffic(Traffic):
         self._waited += seconds
 
     def two_activities(self) -> None:
-        """Let the referee count from now on, because there is an activity beside the computation."""
+        """Let the referee count from now on. There is an activity beside the computation."""
         if self._taken is None:
             nbytes, messages, _ = self._asked()
             self._taken = nbytes - (self.bytes or 0), messages - (self.messages or 0)

@@ -48,7 +48,7 @@ class Parcels:
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
-        """Find out on rank 0 whether senders must help; rank 1 takes part, and avoids MPI until the end."""
+        """Find out on rank 0 whether senders must help. Rank 1 takes part, and avoids MPI until the end."""
         probe = torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)
@@ -60,7 +60,7 @@ class Parcels:
         return not coming.Test()
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
-        """Start sending a copy, because the rank may change its tensor as soon as its clock allows."""
+        """Start sending a copy. The rank may change its tensor as soon as its clock allows."""
         copy = bytearray(memory_of(tensor.contiguous()))  # quicker than a tensor's copy
         sent = [copy, MPI.BYTE] if len(copy) < PIECE else whole(torch.frombuffer(copy, dtype=torch.uint8))
         with despite_deaths():
@@ -83,7 +83,7 @@ class Parcels:
         return len(self._under_way) > (0 if self.helped else KEPT)
 
     def move(self) -> None:
-        """Help parcels along, and forget those that have arrived."""
+        """Help parcels along, and drop those that have arrived."""
         with self._lock:
             while self._under_way:
                 with despite_deaths():
@@ -92,14 +92,14 @@ class Parcels:
                 self._under_way.popleft()
 
     def deliver(self) -> None:
-        """Wait until all parcels have arrived, but not long, because some may have no receiver."""
+        """Wait briefly until all parcels have arrived. Some may have no receiver."""
         deadline = time.monotonic() + PATIENCE
         while self._under_way and time.monotonic() < deadline:
             self.move()
             time.sleep(FIRST)
 
     def forget(self) -> None:
-        """Forget parcels under way, because after a death no rank asks for them."""
+        """Drop parcels under way. After a death no rank requests them."""
         with self._lock:
             self._left += self._under_way
             self._under_way.clear()

@@ -31,7 +31,7 @@ HEAD = 8
 
 
 class Link:
-    """One end of a socket; its calls raise `ConnectionError` once the other end has gone.
+    """One end of a socket. Its calls raise `ConnectionError` once the other end has gone.
 
     Parameters
     ----------
@@ -61,12 +61,12 @@ class Link:
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
     def receive(self) -> Any:
-        """Return the next object; block until it arrives."""
+        """Return the next object. Block until it arrives."""
         return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the other end has gone; its earlier messages can still be read."""
+        """Return whether the other end has gone. Its earlier messages can still be read."""
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Link:
         self.socket.shutdown(socket.SHUT_RDWR)
 
     def call(self) -> tuple[Any, ...]:
-        """Return a rank's next call by name and arguments; block until it arrives."""
+        """Return a rank's next call by name and arguments. Block until it arrives."""
         while not self._calls:
             self._calls.extend(self.receive())
         return self._calls.popleft()
@@ -117,7 +117,7 @@ class Wall:
         self.slip = self.lag = 0.0
 
     def follow(self, clock: float, ahead: float, parcels: Parcels, asleep: Callable[[], None]) -> None:
-        """Sleep until `clock`, if this is more than `ahead` seconds away.
+        """Sleep until `clock` if this is more than `ahead` seconds away.
 
         Meanwhile keep `parcels` moving; ``asleep()`` is called every :data:`BEAT`.
         """
@@ -145,7 +145,7 @@ ORPHANED = 5.0
 
 
 class Line:
-    """One activity's end of a line to the referee.
+    """End of a line from one activity to the referee.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class Line:
             self._with_referee(self.link.send, told)
 
     def _with_referee(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Send or receive; a rank without its referee waits for the guardian before it complains."""
+        """Send or receive. A rank without its referee waits for the guardian before it complains."""
         try:
             return call(*arguments)
         except ConnectionError:
@@ -191,7 +191,7 @@ class Line:
             raise ConnectionError("rank 0 was killed, whose process keeps the time of all ranks") from None
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Send a call of this activity and wait for its answer, which sets the clock."""
+        """Send a call of this activity and wait for its answer. The answer sets the clock."""
         self.tell(name, *arguments)
         return self.answer()
 
@@ -224,7 +224,7 @@ class Line:
         return result
 
     def advance(self, end: float, prompt: bool = False) -> None:
-        """Advance the logical clock to `end`; the first rank to do so waits until all others are ready."""
+        """Advance the logical clock to `end`. The first rank to do so waits until all others are ready."""
         if end > 0 and self.wall.zero is None:
             self.ask("advance_first", end)
         else:

@@ -1,4 +1,4 @@
-"""The referee of a paced world: a simulation of sizes only, with a real process for each rank.
+"""Referee of a paced world: a simulation of sizes only, with a real process for each rank.
 
 The code of the simulated world decides ports, queues, any-source receives, locks and deadlocks.  The referee
 runs on a thread of rank 0's process, and hears every rank over a socket in the job's folder.
@@ -107,7 +107,10 @@ class Referee:
                 link.send((kind, clock, self.zero, result))
 
     def begin(self) -> None:
-        """Set the wall clock's second 0 to now, when the first rank's time advances and all others wait."""
+        """Set the wall clock's second 0 to now.
+
+        This is when the first rank's time advances and all others wait.
+        """
         self.zero = time.monotonic()
         for held in self._held:
             self.answer(*held)
@@ -155,7 +158,7 @@ class Referee:
 
 
 class Proxy:
-    """Player of one activity of a rank; ranks name the methods below `play` in their calls.
+    """Player of one activity of a rank. Ranks name the methods below `play` in their calls.
 
     Parameters
     ----------
@@ -212,7 +215,7 @@ class Proxy:
                 self.referee.answer(link, activity.clock, activity.clock, kind=LOST)
 
     def answer(self, result: Any = None, end: float | None = None) -> None:
-        """Tell the rank the result of its call, which ends now, or at a later moment."""
+        """Tell the rank the result of its call. The call ends now or at a later moment."""
         now = self.activity.clock
         self.referee.answer(self.link, now if end is None else end, now, result)
 
@@ -239,7 +242,7 @@ class Proxy:
         self.answer(self.requests[key].test())
 
     def wait(self, receiving: int | None, sending: int | None) -> None:
-        """Block until both messages are complete, and tell the rank the moment as soon as it is certain."""
+        """Block until both messages are complete. Tell the rank the moment as soon as it is certain."""
         receive, send = (self.requests.pop(key, None) for key in (receiving, sending))
         self.waits = receive, send
         self.settle()
@@ -326,7 +329,7 @@ class Proxy:
         self.answer((self.take_part(part), part.rank, part.group.members))
 
     def _meet(self, comm: int, thing: Any, answers: Callable[[list[Any]], Iterable[Any]]) -> None:
-        """Wait for all ranks of the group; the last one answers all of them."""
+        """Wait for all ranks of the group. The last one answers all of them."""
 
         def tell(pairs: list[tuple[Proxy, Any]]) -> None:
             proxies, things = zip(*pairs)
@@ -363,7 +366,7 @@ class Proxy:
 
 
 class Parcel:
-    """A tensor's bytes, sender and parcel number, used as ghost and as head."""
+    """A tensor's bytes, sender and parcel number, used as ghost and as header."""
 
     __slots__ = ("key", "nbytes", "sender")
 
@@ -378,13 +381,13 @@ class Parcel:
 
 
 class Room:
-    """A buffer for any message; the rank checks whether its own is large enough."""
+    """Buffer for any message. The rank checks whether its own is large enough."""
 
     nbytes = 1 << 62
 
 
 class WatchedMailbox(Mailbox):
-    """A mailbox that notifies proxies when a message matches a receive."""
+    """Mailbox that notifies proxies when a message matches a receive."""
 
     proxy: Proxy | None = None
     """The proxy that receives here, once it takes part."""
@@ -394,13 +397,13 @@ class WatchedMailbox(Mailbox):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """Settle the calls of a message's receiver and sender, if they waited only for this message."""
+        """Settle the calls of a message's receiver and sender if they waited only for this message."""
         if self.proxy is not None:
             self.proxy.settle()
         message.payload.sender.settle()
 
 
 class RefereedComm(SimulatedComm):
-    """A simulated rank whose messages carry the numbers of parcels."""
+    """Simulated rank whose messages carry the numbers of parcels."""
 
     mailbox = WatchedMailbox

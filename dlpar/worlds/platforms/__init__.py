@@ -22,7 +22,7 @@ __all__ = [
 
 
 def _platform_holds_them(e: Experiment) -> None:
-    """Check platforms and workloads known by name; files are read when a job is launched."""
+    """Check platforms and workloads known by name. Files are read when a job is launched."""
     cluster = e.cluster
     if cluster.world == "real":
         return

@@ -24,7 +24,7 @@ HERE = "here"
 
 
 def names() -> list[str]:
-    """List the names that :func:`platform` knows; ``here`` is this machine, after it was measured."""
+    """List the names that :func:`platform` knows. ``here`` is this machine, after it was measured."""
     return [HERE, *PLATFORMS]
 
 
@@ -81,7 +81,7 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
 
 
 def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with changed fields; links, device and timing may give some of their fields only."""
+    """Return `base` with changed fields. Links, device and timing may give only some of their fields."""
     fields = {name: getattr(base, name) for name in Platform.model_fields}
     for name, change in changes.items():
         if isinstance(change, dict) and isinstance(fields.get(name), Part):
@@ -94,7 +94,7 @@ USUAL = "p100-25gbe"
 
 
 def platform_of(experiment: Experiment) -> Platform:
-    """Find the platform of an experiment; for real ranks, this machine as measured.
+    """Return an experiment's platform. Real ranks use the measurements of this machine.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def platform_of(experiment: Experiment) -> Platform:
 
 
 def nodes_of(experiment: Experiment) -> list[int]:
-    """Find the node of every rank; raises `BadExperiment` if the platform is too small."""
+    """Find the node of every rank. Raises `BadExperiment` if the platform is too small."""
     colocated = experiment.cluster.placement == "colocated"
     leaves = _first_workers(experiment) if colocated and experiment.sync.leaf_ranks else ()
     extra = experiment.ranks - experiment.workers - len(leaves)
@@ -133,7 +133,7 @@ def _first_workers(experiment: Experiment) -> list[int]:
 def placement(
     workers: int, extra: int, platform: Platform, colocated: bool = False, leaves: Sequence[int] = ()
 ) -> list[int]:
-    """Place every rank on a node: workers fill the nodes in turn, with one device each.
+    """Place every rank on a node. Workers fill the nodes in turn, with one device each.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> t
 
 
 def _own_model(experiment: Experiment) -> tuple[float, float]:
-    """Return the bytes of the experiment's own model, and its FLOPs a sample."""
+    """Return the bytes of the experiment's own model, and its FLOPs per sample."""
     import torch
 
     from dlpar import models

@@ -1,4 +1,4 @@
-"""Time a link by ping-pong messages between two ranks."""
+"""Timing of a link by ping-pong messages between two ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = tuple(4**k for k in range(2, 11))
 def there_and_back(
     comm: Comm, sizes: Sequence[int] = SIZES, repeats: int = 31, both: bool = False
 ) -> list[float]:
-    """Time messages between two ranks: for each size, the quickest of `repeats`, in seconds.
+    """Time messages between two ranks. Return, for each size, the fastest of `repeats`, in seconds.
 
     A message and its answer take twice the time of one message.  With `both`, two messages pass each other,
     as in a ring.  Only the quickest counts, because the others waited for a core, not for the link.

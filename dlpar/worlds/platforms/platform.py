@@ -62,7 +62,7 @@ class Device(Part):
 
 
 class Timing(Part):
-    """Variation of computing times: a factor for every rank and step.
+    """Variation of computing times, as a factor for every rank and step.
 
     Attributes
     ----------
@@ -93,7 +93,9 @@ class Timing(Part):
 
 
 class Link(FromFile):
-    """A carrier of messages: B bytes take ``latency + B / bandwidth`` seconds, the model of Hockney (1994).
+    """Carrier of messages.
+
+    B bytes take ``latency + B / bandwidth`` seconds, the model of Hockney (1994).
 
     The processors at both ends are busy for a part of the latency: o in LogP (Culler et al., PPoPP 1993).
 
@@ -144,7 +146,7 @@ def _device(value: Any) -> Any:
 
 
 class Platform(FromFile):
-    """A cluster on paper.
+    """Cluster on paper.
 
     A message between ranks of one node takes the `inside` link, where every rank has its own port. A message
     between nodes takes the `between` link.
@@ -207,7 +209,7 @@ class Platform(FromFile):
 
     @property
     def ranks(self) -> int:
-        """Largest number of ranks on the platform."""
+        """Maximum number of ranks on the platform."""
         return self.devices * self.nodes
 
     def check(self, ranks: int) -> None:
@@ -220,11 +222,11 @@ class Platform(FromFile):
             )
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Return the mean seconds of a computation on a device; see :meth:`Device.seconds`."""
+        """Return the mean seconds of a computation on a device. See :meth:`Device.seconds`."""
         return self.device.seconds(flops, workload)
 
     def link(self, same_node: bool) -> Link:
-        """Return the link of two ranks; if a platform has only one kind of link, it connects all ranks."""
+        """Return the link of two ranks. If a platform has only one kind of link, it connects all ranks."""
         return (self.inside or self.between) if same_node else (self.between or self.inside)
 
 
@@ -238,7 +240,7 @@ SEPARATOR = "; "
 
 
 def _cluster(device: str, network: str) -> Platform:
-    """Return nodes of a device connected by a network; with ``nvlink``, a single node."""
+    """Return nodes of a device connected by a network. With ``nvlink``, return a single node."""
     known, links = _NAMED["devices"][device], _NAMED["links"]
     wired = [links[name] for name in (known["inside"], network) if name in links]
     fields = [{name: link[name] for name in Link.model_fields if name in link} for link in wired]

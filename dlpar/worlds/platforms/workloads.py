@@ -1,4 +1,4 @@
-"""Workloads: parameters and operations, by layer, of big models that a small one may stand in for.
+"""Workloads: parameters and operations, by layer, of big models that a small model may represent.
 
 The small model does the mathematics, and the bytes and FLOPs of the big model are charged.  The tables follow
 from the architectures in the papers, and a test derives them again.
@@ -23,7 +23,10 @@ TABLES = Path(__file__).parent / "tables"
 
 
 class FromFile(Part):
-    """Base of parts that a file may describe; a bad value raises `BadExperiment`, which names the field."""
+    """Base class of parts that a file may describe.
+
+    A bad value raises `BadExperiment`, which names the field.
+    """
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -33,7 +36,7 @@ class FromFile(Part):
 
 
 class Layer(FromFile):
-    """A layer of a workload: the size of its gradient, and the cost to compute it.
+    """Layer of a workload: the size of its gradient, and the cost to compute it.
 
     Attributes
     ----------
@@ -55,7 +58,7 @@ class Layer(FromFile):
 
 
 class Payload:
-    """A model by its layers, as a network sees it.
+    """Model described by its layers, as a network sees it.
 
     Attributes
     ----------
@@ -76,7 +79,7 @@ class Payload:
 
 
 class Workload(FromFile, Payload):
-    """A model as a network and a device see it.
+    """Model as a network and a device see it.
 
     Instead of layers, `parameters` and `flops` of the whole may be given; they then form one layer.
 
@@ -189,12 +192,12 @@ def workload(which: str) -> Workload:
 
 
 def is_path(which: str) -> bool:
-    """Return whether a name is the path of a file: it ends in .json or .toml, or has a slash."""
+    """Return whether a name is the path of a file. A path ends in .json or .toml, or has a slash."""
     return which.endswith((".json", ".toml")) or "/" in which
 
 
 def fields_of(path: str, field: str) -> dict[str, Any]:
-    """Read the mapping in a file; a missing `name` becomes the file's name.
+    """Read the mapping in a file. A missing `name` becomes the file's name.
 
     Parameters
     ----------

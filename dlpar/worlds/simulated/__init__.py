@@ -1,4 +1,4 @@
-"""The simulated world: one process holds all ranks, and a scheduler decides which runs next.
+"""Simulated world: one process holds all ranks, and a scheduler decides which rank runs next.
 
 `run` builds a world and runs a program on it.  `comm` has the calls of ranks, and `network` has the times of
 messages.  `mailbox` matches messages with receives, and `simulator` has the events and the tasks of ranks.

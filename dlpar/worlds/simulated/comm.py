@@ -1,4 +1,4 @@
-"""Ranks of a simulation, with the same calls as on MPI, on a virtual clock.
+"""Simulated ranks, with the same calls as on MPI, on a virtual clock.
 
 One process holds all ranks. :mod:`dlpar.worlds.simulated.network` decides when messages arrive.  A
 computation takes as long as its cost on the platform's devices; nothing else takes time.  If ranks really
@@ -165,7 +165,7 @@ class SimulatedComm(LogicalComm):
         return arrival
 
     def _post(self, tensor: Any, dest: int, tag: int) -> Message:
-        """Pass a message to the network, which carries it independently of its receiver."""
+        """Pass a message to the network. The network carries it independently of its receiver."""
         if not 0 <= dest < self.size:
             check_peer(self, dest, "dest")
         nbytes, box = tensor.nbytes, self.boxes[dest]
@@ -214,7 +214,7 @@ class SimulatedComm(LogicalComm):
         return message
 
     def _keep(self, message: Message) -> Message:
-        """Deliver a message to oneself at once; it keeps the port like any other."""
+        """Deliver a message to oneself at once. It keeps the port like any other."""
         near, box, message.overhead = self.near, self.box, 0.0
         message.left = message.done = now = self.activity.clock
         near.free = max(near.free, now) + message.nbytes * near.per_byte
@@ -241,7 +241,7 @@ class SimulatedComm(LogicalComm):
         return result
 
     def _slowed(self, seconds: float) -> None:
-        """Compute for this time; communication at the same time may stretch it."""
+        """Compute for this time. Communication at the same time may stretch it."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:
             busy = side.busy() if side else 0.0
@@ -289,7 +289,7 @@ class SimulatedComm(LogicalComm):
 
 
 class Group:
-    """A group of ranks, numbered from 0, that exchange messages only among themselves.
+    """Group of ranks, numbered from 0, that exchange messages only among themselves.
 
     Parameters
     ----------
@@ -309,7 +309,10 @@ class Group:
         return Group(self.members)
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
-        """Wait for all ranks, and return ``result(things)``, computed once from all ranks' objects, to every rank."""
+        """Wait for all ranks, and return ``result(things)`` to every rank.
+
+        The result is computed once from all ranks' objects.
+        """
         meeting, activity = self._meeting, comm.activity
         meeting.things[comm.rank] = thing
         meeting.present.append(activity)
@@ -326,7 +329,7 @@ class Group:
         return meeting.result
 
     def parts(self, asked: list[tuple[int, int]]) -> dict[int, Group]:
-        """Return the groups of ranks by their (color, key): MPI_Comm_split."""
+        """Return the groups of ranks by their (color, key), as MPI_Comm_split does."""
         members: dict[int, list[int]] = {}
         for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
             members.setdefault(color, []).append(self.members[rank])
@@ -334,7 +337,7 @@ class Group:
 
 
 class Meeting:
-    """A call that all ranks of a group make: those present, their objects, and the result."""
+    """Call that all ranks of a group make: those present, their objects, and the result."""
 
     def __init__(self, size: int) -> None:
         self.things, self.present, self.result = [None] * size, list[Activity](), None
@@ -343,12 +346,12 @@ class Meeting:
         return "a meeting of all ranks (barrier, gather or broadcast)"
 
     def give_up(self, activity: Activity) -> None:
-        """Leave, because of a death."""
+        """Leave the call because of a death."""
         self.present.remove(activity)
 
 
 class Sending:
-    """The request of a send; its `str` describes the wait of a rank.
+    """Pending send. Its `str` describes the wait of a rank.
 
     Parameters
     ----------
@@ -369,7 +372,7 @@ class Sending:
         return f"send of {self.message.nbytes:,} bytes to rank {self.dest} (tag {self.message.tag})"
 
     def give_up(self, activity: Activity) -> None:
-        """Wait no longer, because of a death."""
+        """Stop waiting because of a death."""
         self.message.sender = None
 
     def wait(self) -> None:
@@ -392,7 +395,7 @@ class Sending:
 
 
 class Side:
-    """A second activity of a rank, which runs collectives in the order in which they were started.
+    """Second activity of a rank, which runs collectives in the order in which they were started.
 
     Parameters
     ----------
@@ -412,7 +415,7 @@ class Side:
         self.simulator.add(self.activity, self._run)
 
     def start(self, collective: Collective, bucket: Any) -> _Started:
-        """Queue ``collective(comm, bucket)``; it begins now, or when those before it have ended."""
+        """Queue ``collective(comm, bucket)``. It begins now, or when those before it have ended."""
         started = _Started(self, collective, bucket)
         self.queue.append(started)
         self._rouse()
@@ -445,7 +448,7 @@ class Side:
 
 
 class _Started(Future):
-    """A collective under way; it carries its result, or its exception, back to the rank that waits."""
+    """Pending collective. It carries its result, or its exception, back to the rank that waits."""
 
     def __init__(self, side: Side, collective: Collective, bucket: Any) -> None:
         super().__init__()
@@ -469,7 +472,7 @@ class _Started(Future):
 
 
 class Lock:
-    """Mutual exclusion between activities on the virtual clock; a waiting one lets others run."""
+    """Mutual exclusion between activities on the virtual clock. A waiting activity lets others run."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator, self.owner, self.waiting = simulator, None, deque()
@@ -496,7 +499,7 @@ def store(message: Message, into: torch.Tensor) -> None:
 
 
 def store_head(message: Message, into: Ghost) -> None:
-    """Keep the head of a message that carries sizes only."""
+    """Keep the header of a message that carries sizes only."""
     if message.nbytes > into.nbytes:
         raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
     if getattr(into, "head", None) is not None:
@@ -523,7 +526,7 @@ class VirtualTraffic(Traffic):
         return sum(comm.box.waited for comm in self.comms)
 
     def waiting(self, blocked: Callable[[], T]) -> T:
-        """Run a call that blocks; its seconds are counted at the wait."""
+        """Run a call that blocks. Its seconds are counted at the wait."""
         return blocked()
 
     def hidden(self) -> None:

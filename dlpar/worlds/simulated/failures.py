@@ -1,4 +1,6 @@
-"""Training with failures, simulated by events instead of messages, at equal cost for any number of ranks.
+"""Training with failures, simulated by events instead of messages.
+
+The cost is equal for any number of ranks.
 
 A step takes a given number of seconds.  Failures follow the rules of runs with messages:
 
@@ -24,7 +26,7 @@ LOST = ("snapshot", "detecting", "restarting", "done again")
 
 
 def goodput(seconds: Mapping[str, float]) -> float | None:
-    """Return the share of time spent on steps that count; None if there is no time."""
+    """Return the share of time spent on steps that count, or None if there is no time."""
     whole = sum(seconds.values())
     return sum(seconds[kind] for kind in USEFUL) / whole if whole else None
 
@@ -86,7 +88,7 @@ class Survived:
 
 @dataclass(frozen=True)
 class FailingJob:
-    """A job of several replicas, with its times of steps and its costs of failures; times in seconds.
+    """Job of several replicas, with its step times and its costs of failures. Times are in seconds.
 
     Parameters
     ----------
@@ -137,7 +139,7 @@ class FailingJob:
     def run(
         self, steps: float = NEVER, most: float = NEVER, seed: int = 0, deaths: Iterable[float] | None = None
     ) -> Survived:
-        """Train until the last step, or until `most` deaths are survived; failures default to `mtbf`."""
+        """Train until the last step, or until `most` deaths are survived. Failures default to `mtbf`."""
         if deaths is None:
             deaths = at_intervals(self.mtbf) if self.regular else poisson(self.mtbf, seed)
         return _Life(self, iter(deaths)).live(steps, most)
@@ -198,7 +200,7 @@ class _Life:
         return max(0, len(self._back) - self.job.spares)
 
     def _parts(self) -> Counter[str]:
-        """Return the seconds of a step by kind for the average replica; missing replicas restart."""
+        """Return the seconds of a step by kind for the average replica. Missing replicas restart."""
         job, share = self.job, 1 - self._missing() / self.job.replicas
         longer = 1 / share if job.scaling == "strong" else 1.0
         whole = dict(zip(USEFUL, (job.computing * longer, job.communicating, job.waiting)))
@@ -206,7 +208,10 @@ class _Life:
         return Counter({**useful, "restarting": (1 - share) * sum(whole.values())})
 
     def _join(self) -> None:
-        """Take back restarted replicas; a replica that fills a gap copies weights, and all wait for it."""
+        """Take back restarted replicas.
+
+        A replica that fills a gap copies weights, and all wait for it.
+        """
         while self._back and self._back[0] <= self.out.wall:
             self._spend("restarting", self.job.joining * bool(self._missing()))
             self._back.pop(0)
@@ -222,7 +227,7 @@ class _Life:
         self._plan()
 
     def _keep(self) -> None:
-        """Count the trained steps permanently."""
+        """Commit the trained steps permanently."""
         self.out.seconds.update(self._kept)
         self._kept.clear()
         self._saved = self.out.steps
@@ -252,7 +257,7 @@ class _Life:
         self._spend("restarting", self.job.joining * taken_over)
 
     def _end(self, kind: str) -> None:
-        """End all ranks in a step or a snapshot, and start them again from the last snapshot."""
+        """End all ranks in a step or a snapshot. Restart them from the last snapshot."""
         job = self.job
         self._lose(self._death - self.out.wall, kind)
         self._count()
@@ -265,7 +270,7 @@ class _Life:
         self._plan()
 
     def _lose(self, seconds: float, kind: str) -> None:
-        """Lose the steps since the last snapshot, after some further seconds of a kind."""
+        """Drop the steps since the last snapshot, after some further seconds of a kind."""
         self._spend(kind, seconds)
         self.out.seconds["done again"] += self._kept.total()
         self._kept.clear()

@@ -1,4 +1,4 @@
-"""Matching messages with receives, as MPI does: by source and tag, in the order in which both were posted."""
+"""Matching of messages with receives, as in MPI: by source and tag, in the order in which both were posted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
 class Message:
-    """A message under way, filled in by its sender and read by its receiver as an :class:`Arrival`.
+    """Message under way.
+
+    Its sender fills it in, and its receiver reads it as an :class:`Arrival`.
 
     Attributes
     ----------
@@ -37,7 +39,7 @@ class Message:
     due = None  # an activity, the other kind of event, never has it
 
     def arrive(self, time: float) -> None:
-        """Grant the receiver's port to the message, whose head has arrived."""
+        """Grant the receiver's port to the message. Its header has arrived."""
         port = self.port
         port.pending -= 1
         if self.sender is not None and self.left < time:
@@ -58,7 +60,7 @@ class Message:
 
 
 class Receive:
-    """The request of a posted receive."""
+    """Posted receive."""
 
     __slots__ = ("arrival", "box", "into", "message", "posted", "source", "tag", "waiting")
 
@@ -70,7 +72,7 @@ class Receive:
         return _in_words(self.source, self.tag)
 
     def give_up(self, activity: Activity) -> None:
-        """Wait no longer, because of a death."""
+        """Stop waiting because of a death."""
         self.waiting = False
 
     def matches(self, message: Message) -> bool:
@@ -92,7 +94,7 @@ class Receive:
 
 
 class Mailbox:
-    """The messages to one rank in one group, and the rank's posted receives.
+    """Messages to one rank in one group, and the rank's posted receives.
 
     Parameters
     ----------
@@ -140,7 +142,7 @@ class Mailbox:
         return _in_words(self.source, self.tag)
 
     def give_up(self, activity: Activity) -> None:
-        """Wait no longer, because of a death."""
+        """Stop waiting because of a death."""
         self.blocked = False
 
     def post(self, into: Any, source: int, tag: int) -> Receive:
@@ -162,7 +164,7 @@ class Mailbox:
         return receive
 
     def deliver(self, message: Message) -> None:
-        """Match a message that has its receive port, and will be complete at ``message.done``."""
+        """Match a message that has its receive port. It will be complete at ``message.done``."""
         if self.blocked:  # it takes the first matching message, and has posted nothing else
             source, tag = self.source, self.tag
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):

@@ -1,4 +1,4 @@
-"""The network model of paced and simulated ranks: ports, latency and bandwidth.
+"""Network model of paced and simulated ranks: ports, latency and bandwidth.
 
 The sender's processor is busy with a message of B bytes for the link's overhead o.  Then the message leaves
 when the sender's port is free, and occupies that port for B / bandwidth.  Its head arrives latency - 2 o
@@ -43,7 +43,7 @@ class Port:
 
 
 class Route:
-    """The two ports of a rank on one kind of link, out and in; bytes are charged `scale` times."""
+    """Two ports of a rank, out and in, on one kind of link. Bytes are charged `scale` times."""
 
     def __init__(self, link: Link, scale: float) -> None:
         self.out, self.into = Port(link, scale), Port(link, scale)

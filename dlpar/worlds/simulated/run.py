@@ -1,4 +1,4 @@
-"""Build a simulated world, and run a program on its ranks in this process."""
+"""Setup of a simulated world, and execution of a program on its ranks in this process."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def run_program(
 def _watched(
     simulator: Simulator, patience: float, on_hang: Callable[[str], None], on_move: Callable[[], None]
 ) -> Iterator[None]:
-    """Notice, on another thread, a rank that never lets the others run."""
+    """Detect, on another thread, a rank that never lets the others run."""
     stopped, main = threading.Event(), threading.get_ident()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Ranks on a virtual clock: one runs at a time, always the one with the earliest next moment.
+"""Ranks on a virtual clock. One runs at a time, always the one with the earliest next moment.
 
 This is a discrete-event simulation of blocking programs.  Equal programs and seeds give bit-identical runs,
 because events of one moment happen in the order of planning.
@@ -23,7 +23,7 @@ from dlpar.worlds.simulated.network import Network
 
 
 class Deadlock(RuntimeError):
-    """A deadlock: every rank waits, and no message is under way; the error names the line of each rank."""
+    """Deadlock: every rank waits, and no message is under way. The error names the line of each rank."""
 
 
 class LostRank(RuntimeError):
@@ -31,7 +31,7 @@ class LostRank(RuntimeError):
 
 
 class Died(RuntimeError):
-    """A rank in this process that died on request."""
+    """Rank in this process that died on request."""
 
 
 DETECTING = 0.1
@@ -39,7 +39,7 @@ DETECTING = 0.1
 
 
 class Activity:
-    """A thread of control on the virtual clock: a rank, or its communication during computation.
+    """Thread of control on the virtual clock: a rank, or its communication during computation.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Activity:
 
     @property
     def gives_up(self) -> bool:
-        """Return whether the activity waits for other ranks, without an end in sight."""
+        """Return whether the activity waits for other ranks without a known end."""
         waits = self.due == inf and not self.done and not self.idle
         return waits and hasattr(self.waits_for, "give_up")
 
@@ -172,7 +172,7 @@ class Simulator:
     # ---- deaths --------------------------------------------------------------------------
 
     def die(self, rank: int) -> None:
-        """Let a rank die now, so that others are told after `DETECTING` seconds."""
+        """Let a rank die now. The others are told after `DETECTING` seconds."""
         now = self.running.clock
         for activity in self.alive():
             if activity.rank == rank and activity is not self.running:
@@ -187,7 +187,7 @@ class Simulator:
             self.interrupt(activity, time)
 
     def interrupt(self, activity: Activity, time: float) -> None:
-        """End an activity's wait for other ranks by :class:`LostRank`, now or when it begins."""
+        """End an activity's wait for other ranks by :class:`LostRank`, now or when the wait begins."""
         activity.lost = True
         if activity.gives_up:
             activity.waits_for.give_up(activity)
@@ -203,7 +203,7 @@ class Simulator:
             self.plan(time, activity)
 
     def plan(self, time: float, event: Any) -> None:
-        """Plan an event for `time`: see ``events``."""
+        """Plan an event for `time`. See ``events``."""
         events = self.events
         if time in events:
             events[time].append(event)
@@ -225,7 +225,7 @@ class Simulator:
             activity.clock = time
 
     def next(self) -> Task:
-        """Process events until an activity's turn, and return its task, or finally the main task.
+        """Process events until an activity's turn, and return its task. At the end return the main task.
 
         An activity that waits for another calls ``simulator.next().switch()``, which returns when it
         continues.
@@ -254,7 +254,7 @@ class Simulator:
 
 
 class Interrupted:
-    """Task that replaces an activity's task for one turn, which begins with an error."""
+    """Task that replaces an activity's task for one turn and starts that turn with an error."""
 
     def __init__(self, activity: Activity) -> None:
         self.activity, self.task = activity, activity.task
@@ -272,7 +272,7 @@ MOST = 8
 def story(
     activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None
 ) -> str:
-    """Describe the place (by `where`) of each activity that waits forever, and list the ended ranks."""
+    """Describe the place (by `where`) of each activity that waits forever. List the ended ranks."""
     where = where or (lambda activity: place(activity.task.frame()))
     stuck = [a for a in activities if not a.done and not a.idle]
     told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:MOST]]
@@ -296,7 +296,10 @@ CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.animation", "threading", 
 
 
 def place(frame: FrameType | None) -> str:
-    """Return file and line of the innermost frame outside message carriers, with the caller for dlpar's own."""
+    """Return file and line of the innermost frame outside message carriers.
+
+    For dlpar's own code, add the caller.
+    """
     while frame is not None and (frame.f_globals.get("__name__") or "").startswith(CARRIERS):
         frame = frame.f_back
     caller = frame
@@ -349,7 +352,7 @@ class GreenletTask(greenlet):
 
 
 class ThreadTask:
-    """A task on its own thread, which runs only while it holds the baton.
+    """Task on its own thread. It runs only while it holds the baton.
 
     Parameters
     ----------
