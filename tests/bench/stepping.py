@@ -56,10 +56,13 @@ def plain(experiment: dlpar.Experiment) -> Callable[[int], float]:
 
 def paired(comm, fields: dict, folder: str) -> list[float]:
     """Return seconds of dlpar's steps over seconds of the plain loop's, block by block."""
+    import torch
+
     from dlpar import Experiment
     from dlpar.jobs.record import Recorder
     from dlpar.train import train
 
+    torch.set_num_threads(1)  # threads that wait for each other would count their waits as work
     experiment = Experiment(workers=1, steps=BLOCK * PAIRS, evaluate_every=10**7, **fields)
     step, ratios = plain(experiment), []
 

@@ -91,7 +91,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     found = os.pathsep.join(map(str, (TESTS.parent, TESTS)))
     environment = {
-        **os.environ, "PYTHONPATH": found, "PYTHONUNBUFFERED": "1", "NCCL_DEBUG": "WARN",
+        **os.environ, "PYTHONPATH": found, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN",
         "DLPAR_GPU_DEVICE": asked.device, "DLPAR_GPU_OUT": str(out),
         **{name + end: "1" for name in AS_ROOT for end in ("", "_CONFIRM")},
     }  # fmt: skip
