@@ -9,7 +9,7 @@ import dlpar
 CELL = """import dlpar
 from dlpar.lab import Panel
 slow = {{"kind": "constant", "delay_ms": 20.0}}
-Panel(dlpar.Experiment(workers=4, steps=120, batch=64, delays=slow, snapshot={{"every": 20}},
+Panel(dlpar.Experiment(workers=4, steps={}, batch=64, delays=slow, snapshot={{"every": 20}},
                        deaths={{"on_death": "{}"}}))"""
 
 FITS = """panel => {
@@ -26,9 +26,9 @@ def order(panel, name):
     return panel.place.get_by_role("button", name=name, exact=True)
 
 
-def begun(open_notebook, on_death):
+def begun(open_notebook, on_death, steps):
     """A panel whose ranks have done some steps."""
-    notebook = open_notebook(CELL.format(on_death))
+    notebook = open_notebook(CELL.format(steps, on_death))
     notebook.run_all()
     panel = notebook.panel()
     panel.place.evaluate("panel => panel.scrollIntoView({ block: 'start' })")
@@ -38,7 +38,7 @@ def begun(open_notebook, on_death):
 
 
 def test_a_rank_is_slowed_stopped_and_killed_by_keyboard_and_the_others_go_on(open_notebook, page):
-    _, panel = begun(open_notebook, "shrink")
+    _, panel = begun(open_notebook, "shrink", 5000)
     assert panel.place.evaluate(FITS), "buttons or sentence leave the first screen"
     slow = order(panel, "Slow down rank 1")
     slow.focus()
@@ -56,13 +56,15 @@ def test_a_rank_is_slowed_stopped_and_killed_by_keyboard_and_the_others_go_on(op
     order(panel, "Kill rank 3").press("Enter")
     panel.place.locator(".dlpar-rank", has_text="died").wait_for(timeout=10_000)
     assert order(panel, "Kill rank 3").count() == 0 and order(panel, "Kill rank 0").count() == 1
-    panel.wait_for("done: 120 steps", 60)
+    panel.wait_for_steps(panel.steps() + 20)
+    panel.stop.click()
+    panel.wait_for("stopped after", 20)
     assert "rank 3 died after step" in panel.says()
     assert not panel.place.locator(".dlpar-ranks").is_visible()
 
 
 def test_a_job_that_died_is_resumed_after_a_reload_to_the_last_bit(open_notebook, page):
-    notebook, panel = begun(open_notebook, "end")
+    notebook, panel = begun(open_notebook, "end", 300)
     order(panel, "Kill rank 2").click()
     panel.wait_for("failed after", 20)
     notebook.save()
@@ -72,11 +74,11 @@ def test_a_job_that_died_is_resumed_after_a_reload_to_the_last_bit(open_notebook
     panel = notebook.panel()
     panel.place.evaluate("panel => panel.scrollIntoView({ block: 'start' })")
     panel.place.locator(".dlpar-offer .dlpar-resume").click()
-    panel.wait_for("done: 120 steps", 90)
+    panel.wait_for("done: 300 steps", 100)
     assert "steps were done twice (broad)" in panel.says() and panel.place.evaluate(FITS)
     run = dlpar.runs()[0]
     whole = dlpar.launch(run.experiment).wait(60)
-    assert (run.curve["loss"] == whole.curve["loss"]).all() and len(run.curve) == 120
+    assert (run.curve["loss"] == whole.curve["loss"]).all() and len(run.curve) == 300
     panel.place.get_by_text("Recordings", exact=True).click()
     which = panel.place.get_by_label("run", exact=True)
     resume = panel.place.locator(".dlpar-sections").get_by_role("button", name="Resume")
