@@ -295,7 +295,8 @@ def kill(job, moment, victim):
             os.kill(pid, signal.SIGKILL)
 
 
-CASES = [(name, changes, True) for name, changes in SYNCHRONOUS.items()]
+# Not auto: each run measures for itself, and may choose another algorithm, which rounds in another way.
+CASES = [(name, changes, True) for name, changes in SYNCHRONOUS.items() if name != "auto"]
 CASES += [(name, changes, False) for name, changes in FREE.items()]
 CASES = [(*CASES[n % len(CASES)], n) for n in range(KILLS)]
 
@@ -334,10 +335,13 @@ def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
 
 
 def states(run, step):
-    """Every tensor in the shards of a snapshot, without the old centre, of no use after the last step."""
+    """Every tensor in the shards of a snapshot, without copies of a centre, of no use after the last step.
+
+    Nobody waits for the slowest in the last step, so these copies differ from run to run.
+    """
     paths = sorted(shard(run.path, step, 0).parent.glob("*.safetensors"))
     found = {(path.name, name): t for path in paths for name, t in State.read(path).tensors.items()}
-    return {key: t for key, t in found.items() if key[1] != "sync.agreed"}
+    return {key: t for key, t in found.items() if not key[1].endswith("agreed")}
 
 
 @pytest.mark.parametrize(
