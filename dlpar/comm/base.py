@@ -181,8 +181,8 @@ class World:
         Unit of :meth:`Comm.now`: ``wall``, ``logical`` or ``virtual`` seconds.
     computes : bool
         Whether ranks compute numbers; otherwise buffers are ghosts: sizes without data.
-    watches : bool
-        Whether a receive from any source checks for dead ranks, because no message would report a death.
+    watches : int
+        Number of dead ranks that a receive from any source reports, because no message would; 0: none.
     native : bool
         Whether the carrier's own collectives run beside the host's program, so that splits use them.
     eager : float
@@ -190,7 +190,7 @@ class World:
         with a header.
     """
 
-    clock, computes, watches = "wall", True, False
+    clock, computes, watches = "wall", True, 0
     eager: float = 4032
 
     def __init__(self, device: torch.device, carrier: str) -> None:

@@ -32,7 +32,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
         If a rank died with state that no other rank has.
     """
     rank = comm.rank
-    comm.world.watches = experiment.deaths.goes_on
+    comm.world.watches = int(experiment.deaths.goes_on)
     usual, experiment = experiment.workers - experiment.backup, attempt.fit(experiment)
     orders = Orders(folder, experiment, rank, attempt.number)
     crew = Crew(tuple(range(experiment.ranks)), experiment)

@@ -30,7 +30,7 @@ class Crew(NamedTuple):
     generation: int = 0
 
 
-def reseated(crew: Crew, left: list[int]) -> Crew:
+def reseated(crew: Crew, alive: list[int]) -> Crew:
     """Return the crew after deaths. Spares take empty seats, and the remaining empty seats are dropped.
 
     Raises
@@ -39,7 +39,6 @@ def reseated(crew: Crew, left: list[int]) -> Crew:
         If a server's range is on no other server, or no worker is left.
     """
     e, seats = crew.experiment, list(crew.seats)
-    alive = set(left)
     spares = [rank for rank in seats[e.members :] if rank in alive]
     for seat, rank in enumerate(seats[: e.members]):
         if rank not in alive and spares:

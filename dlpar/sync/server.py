@@ -131,8 +131,7 @@ class Server:
         if self.gathered == self.rule.gather or self.pushes == self.total:
             self.advance()
             self.gathered = 0
-        come = [] if self.separate else [client]
-        self._let_go(*come)
+        self._let_go(*([] if self.separate else [client]))
 
     def advance(self) -> None:
         """Make an update that can be undone, and count it."""
@@ -447,7 +446,10 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
             server.form()
         for server in servers.values() if keeper.resumed else ():
             server.resume(keeper.done // block)
+        watched = comm.world.watches
         while any(server.clock for server in servers.values()):
+            # As many workers as there are backups may be dead until the last update, and nobody misses them.
+            comm.world.watches = watched * (1 + experiment.backup * servers[0].goes_on())
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)
             servers[bucket].take(kind, arrival.source, inbox)

@@ -60,7 +60,9 @@ def _sharded() -> dict[str, Experiment]:
 def _bounded() -> dict[str, Experiment]:
     uneven = {"kind": "exponential", "delay_ms": 10.0}
     kinds = {"bsp": {}, "ssp": {"consistency": "ssp", "staleness": 4}}
-    return {name: learning(ps(servers=2, **kind), uneven) for name, kind in kinds.items()}
+    runs = {name: learning(ps(servers=2, **kind), uneven) for name, kind in kinds.items()}
+    died = {"on_death": "shrink", "die": {4: 0.5}}
+    return runs | same_as_alone(sync=ps(servers=3, replicas=1), deaths=died)
 
 
 def _words(staleness: int = 0, threshold: float = 0.0) -> Program:
@@ -266,8 +268,9 @@ SYSTEMS = (
                lambda runs: share(runs["words, filtered"], "held_back", "held_back", "added") > 0.1
                and _right(runs["words, filtered"]) > _right(runs["words"]) - 0.03),
          shape("no worker is more than 4 clocks ahead", _within_bound),
-         shape("bounded delay is quicker than none", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"]))),
-        missing="chain replication",
+         shape("bounded delay is quicker than none", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"])),
+         PARITY, shape("of three servers one dies halfway, and the next one has its range",
+                       lambda runs: set(runs["system"].events["dead"].dropna()) == {4})),
     ),
     System(
         "sharded_ps", "Sharded parameter server", 2014, "M. Li et al., OSDI 2014, section 4", "synchronous", "sharded",

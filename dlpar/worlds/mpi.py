@@ -65,16 +65,21 @@ class MPIWorld(World):
     def is_death(self, error: BaseException) -> bool:
         return isinstance(error, MPI.Exception) and error.Get_error_class() in DEATHS
 
-    def watched(self, group: MPI.Intracomm, look: Callable[[], T]) -> T:
+    def watched(self, group: MPI.Intracomm, look: Callable[[], T]) -> T | None:
         """Check for a message, and sometimes for dead ranks of the group.
 
         A check for deaths takes some microseconds.
         """
         if (now := time.monotonic()) - self._looked > LOOK_EVERY:
             self._looked = now
-            if group.Get_failed().size:
+            if group.Ack_failed() >= self.watches:
                 raise MPI.Exception(MPI.ERR_PROC_FAILED)
-        return look()
+        try:
+            return look()
+        except MPI.Exception as error:
+            if error.Get_error_class() == MPI.ERR_REVOKED or group.Ack_failed() >= self.watches:
+                raise
+        return None
 
     def survivors(self, comm: Comm) -> Comm:
         for group in self.groups:  # so that no rank waits for this one on one of them
@@ -82,7 +87,7 @@ class MPIWorld(World):
                 group.Revoke()
         assert isinstance(comm, MPIComm)
         left = MPIComm(comm.mpi.Shrink(), comm.device, comm.zero)
-        left.world.watches = self.watches
+        left.world.watches = 1
         return left
 
 

@@ -136,6 +136,17 @@ def test_paced_and_simulated_ranks_die_alike(n, name):
         assert np.allclose(runs[0].curve["loss"], dlpar.launch(alone).wait().curve["loss"], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
+def test_nobody_misses_as_many_dead_workers_as_there_are_backups():
+    fields = {"steps": 100, "delays": {"kind": "constant", "delay_ms": 5.0}, "sync": PS | {"backup": 1}}
+    for die, steps in (({1: 0.4}, {100}), ({1: 0.3, 2: 0.6}, {60})):
+        run = dlpar.launch(dying(die, **fields)).wait(60)
+        events = run.events[run.events["name"] == "death"]
+        assert {rank for rank, _ in deaths(run)} == set(die) and run.summary["steps"] == 100
+        # With one death the survivors learn of it at the end; a second one stops the updates.
+        assert all(min(abs(step - each) for each in steps) <= 3 for step in events["step"]), events["step"]
+
+
 KILLED = int(os.environ.get("DLPAR_DEATHS", "8"))
 """Random deaths by SIGKILL; 200 take some ten minutes: ``DLPAR_DEATHS=200 pytest -s … -k random``."""
 
