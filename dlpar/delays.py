@@ -41,7 +41,10 @@ class Delays:
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
 
     def change(self, factor: float | None = None, stall: float = 0.0) -> None:
-        """Change the factor from now on, or add seconds to the next step, on request during the run."""
+        """Change the factor from now on, or add seconds to the next step.
+
+        Both happen on request during the run.
+        """
         self.factor, self.stall = factor or self.factor, self.stall + stall
         self.halfway, self.none = 0 if stall else self.halfway, False
 

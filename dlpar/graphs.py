@@ -102,7 +102,7 @@ def one_peer_shift(round: int, workers: int) -> int:
 
 
 def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
-    """Return the directed graph of push-sum, as the receivers of each worker.
+    """Return the directed graph of push-sum as the receivers of each worker.
 
     Ring: i to i + 1.  exp2: i to i + 2^k.  edges: your pairs (from, to).  Other graphs have every edge in
     both directions.

@@ -23,7 +23,7 @@ WATCHED = 3
 
 
 class Memory:
-    """Counter of the bytes that one rank holds, with their peak.
+    """Counter of the bytes that one rank holds, and of their peak.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Memory:
             self.over_time.append([now, total])
 
     def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
-        """Return a context that counts bytes while a step's gradient is computed, in the first steps only.
+        """Return a context that counts bytes during a step's gradient. It counts in the first steps only.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ def model_state(
 
 
 def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
-    """Return the bytes of a weight, of its gradient and of its optimizer state.
+    """Return the bytes of a weight, its gradient and its optimizer state.
 
     :mod:`dlpar.sync.optim` has the update rules.
 

@@ -22,7 +22,7 @@ SQUARED_LENGTH = 8
 
 
 def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
-    """Build the network of an experiment, with its initial weights.
+    """Build the network of an experiment and initialise its weights.
 
     Weights are normal, with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
     inputs otherwise (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
@@ -157,7 +157,7 @@ def _draw(network: nn.Sequential, seed: int, model: Model, task: Task) -> None:
 
 
 def _deviation(name: str, inputs: int, model: Model, task: Task) -> float:
-    """Return the standard deviation of the first values of a weight, by the name of its layer."""
+    """Return the standard deviation of a weight's first values. It depends on the name of the layer."""
     layer = name.split(".")[-2]
     if layer in ("token", "position"):
         return 0.02
@@ -234,7 +234,10 @@ class Embedding(nn.Module):
 
 
 class Tied(nn.Module):
-    """Layer from vectors to scores of characters, with the embedding's weight (arXiv 1608.05859)."""
+    """Layer from vectors to scores of characters.
+
+    It uses the embedding's weight (arXiv 1608.05859).
+    """
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()

@@ -206,7 +206,10 @@ class Replica:
         self._compute(lambda: [p.register_post_accumulate_grad_hook(finished) for p in self._bucket_of])
 
     def _shares(self) -> list[float]:
-        """Return the share of the backward pass that finishes each bucket, by the FLOPs of its parameters."""
+        """Return the share of the backward pass that finishes each bucket.
+
+        FLOPs of parameters give the shares.
+        """
         flops = [0.0] * len(self.buckets)
         for parameter in self._parameters:
             flops[self._bucket_of[parameter]] += getattr(parameter, "flops", 0.0)

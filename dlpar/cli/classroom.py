@@ -294,7 +294,7 @@ def _masters(labs: Path | None) -> Path:
 
 
 def _chosen(masters: Path, names: str) -> list[Path]:
-    """Return the masters whose names begin with one of the given names."""
+    """Return the masters whose names begin with one of the given prefixes."""
     found = sorted(masters.glob("*.ipynb"))
     wanted = tuple(name.strip() for name in names.split(",") if name.strip()) or ("",)
     for name in wanted:

@@ -226,7 +226,7 @@ def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Expe
 
 
 def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, Any]:
-    """Return the mapping in `fields` for a flag's part, with its head set.
+    """Return the mapping in `fields` for a flag's part, and set its head.
 
     The head's flag comes first.
     """
@@ -309,7 +309,7 @@ def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experim
 
 
 def to_flags(experiment: Experiment) -> list[str]:
-    """Return the arguments of ``dlpar run`` that reproduce this experiment, without defaults.
+    """Return the arguments of ``dlpar run`` that reproduce this experiment. Defaults are left out.
 
     >>> to_flags(Experiment(workers=2, sync={"overlap": True}))
     ['--workers', '2', '--overlap']

@@ -116,7 +116,7 @@ class Progress:
         return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{place}"
 
     def figures(self) -> str:
-        """Return loss, accuracy, rate, staleness and the scheme's own choices as one line."""
+        """Return loss, accuracy, rate, staleness and the scheme's choices as one line."""
         last, accuracy = self.summary.steps.last, self.summary.accuracy
         said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:

@@ -1,4 +1,4 @@
-"""Choice of the fastest all-reduce for a size, a number of ranks and a link, as in MPI and NCCL.
+"""Choice of the fastest all-reduce for a size, a number of ranks and a link. MPI and NCCL do the same.
 
 Source: Thakur, Rabenseifner and Gropp (IJHPCA 2005), sections 3 to 5.
 """

@@ -57,7 +57,7 @@ class Counter(Protocol):
 
 
 class Packet:
-    """Message of numbers with a header of a few integers, sent and received in one piece.
+    """Message of numbers with a header of a few integers, sent and received as one unit.
 
     Attributes
     ----------
@@ -314,7 +314,7 @@ class Comm(ABC):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        """Send and receive at once, as a ring must. Two blocking sends would deadlock."""
+        """Send and receive simultaneously, as a ring must. Two blocking sends would deadlock."""
         sending = self.isend(tensor, dest, tag)
         arrival = self.recv(into, source, tag)
         sending.wait()
@@ -368,7 +368,7 @@ class Comm(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Return the seconds since all ranks were ready, on this world's clock."""
+        """Return the seconds on this world's clock since all ranks were ready."""
 
     @abstractmethod
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
@@ -383,7 +383,7 @@ class Comm(ABC):
 
     @abstractmethod
     def counter(self) -> Counter:
-        """Make a counter shared by all ranks of the group, on one machine or more. Collective."""
+        """Make a counter shared by all ranks of the group, also across machines. Collective."""
 
     def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
         """Allocate a message of `length` numbers with a header. See :class:`Packet`."""
@@ -445,7 +445,7 @@ class Keeper:
 
 
 def check_peer(comm: Comm, peer: int, what: str) -> None:
-    """Raise `ValueError` unless `peer` is a rank of `comm` (or ANY, as a source)."""
+    """Raise `ValueError` unless `peer` is a rank of `comm`, or ANY as a source."""
     if not (0 <= peer < comm.size or (peer == ANY and what == "source")):
         raise ValueError(f"{what}: got {peer}, allowed is a rank from 0 to {comm.size - 1}")
 
@@ -463,6 +463,6 @@ def fill(into: torch.Tensor, payload: torch.Tensor, nbytes: int) -> None:
 
 
 def too_long(room: int, source: int, tag: int, nbytes: int, rank: int | None = None) -> ValueError:
-    """Make the error for a message that is longer than its receiver's tensor, in bytes."""
+    """Make the error for a message that is longer, in bytes, than its receiver's tensor."""
     has = "there is" if rank is None else f"rank {rank} has"
     return ValueError(f"recv: {has} room for {room:,} bytes, but rank {source} sent {nbytes:,} (tag {tag})")

@@ -21,7 +21,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """Return the encoded size of a tensor of shape (n,), in bytes."""
+        """Return the bytes of the wire for a tensor of shape (n,)."""
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Memories:
 
     @property
     def residuals(self) -> dict[Key, Tensor | None]:
-        """Return the residuals not yet delivered, by key."""
+        """Return the undelivered residuals by key."""
         return {key: memory.residual for key, memory in self._of.items()}
 
     @residuals.setter
@@ -71,7 +71,7 @@ class CompressedAllreduce:
         self.codec, self.memories = codec, Memories(codec)
 
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
-        """Replace `bucket`, shape (n,), by the sum of the ranks' buckets as delivered.
+        """Replace `bucket`, shape (n,), by the sum of the ranks' delivered buckets.
 
         A bucket's place in the gradient and its length identify its memory.
         """
@@ -163,7 +163,7 @@ class LossyComm:
         return max(0, tensor.numel() - self.exact) if tensor.is_floating_point() else 0
 
     def _room(self, tensor: Tensor) -> Tensor:
-        """Return a buffer for a tensor's wire. Return the tensor itself if nothing is encoded."""
+        """Return a buffer for a tensor's wire, or the tensor if nothing is encoded."""
         lossy = self._lossy(tensor)
         if not lossy:
             return tensor

@@ -32,7 +32,7 @@ def _any_of(kinds: list[Any]) -> Any:
 
 
 class Experiment(Part):
-    """Complete description of a training run; it gives the same batches on any number of workers.
+    """Complete description of a training run. It gives the same batches on any number of workers.
 
     Parameters are the fields below; a part may be given by name (``model="cnn"``),
     as a mapping or as an object.
@@ -160,14 +160,14 @@ class Experiment(Part):
 
     @property
     def periods(self) -> dict[str, int]:
-        """Steps between two exchanges, by the field that sets them; only their multiples have whole state."""
+        """Steps between two exchanges, by the field that sets them. Only their multiples have whole state."""
         given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
         given["period"] = self.averaging.period if self.averaging.method != "none" else 0
         return {name: every for name, every in given.items() if every}
 
     @property
     def global_batch(self) -> int:
-        """Number of samples in a step, without those of backup workers."""
+        """Number of samples in a step, excluding those of backup workers."""
         return self.batch if self.scaling == "strong" else self.batch * (self.replicas - self.backup)
 
     @property

@@ -98,7 +98,10 @@ CODECS = ["none", "onebit", "topk", "fp16", "bf16"]
 
 
 class Compression(Part):
-    """Compressed gradients; the error of each code is kept and added to the next gradient (error feedback)."""
+    """Compressed gradients.
+
+    The error of each code is kept and added to the next gradient (error feedback).
+    """
 
     codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
     """Code of gradients on the wire; in a ring, each rank decodes, sums and encodes one slice again."""
@@ -138,7 +141,7 @@ class Delays(Part):
 
 
 class Snapshot(Part):
-    """Snapshots of all state, from which a run can be resumed."""
+    """Snapshots of the full state, used to resume a run."""
 
     every: int = Field(0, ge=0, le=10000000, title="snapshot every")
     """Global steps between two snapshots; 0: none."""

@@ -1,4 +1,4 @@
-"""Splits of one model over ranks: a part of an experiment for each split, with its settings and rules.
+"""Splits of one model over ranks. Each split is a part of an experiment, with its settings and rules.
 
 Workers are arranged along named axes: those of one model, and `data` for its replicas.  The product of the
 axes' sizes is the number of workers.  Each split holds its own rows of rules.
@@ -207,7 +207,7 @@ def most_pieces(data: str, depth: int) -> int:
 
 
 class SpatialSplit(ModelSplit):
-    """Spatial parallelism: images are cut by height, or by height and width; neighbours exchange halos."""
+    """Spatial parallelism: images are cut by height, or by height and width. Neighbours exchange halos."""
 
     implementation = "dlpar.split.spatial:SpatialSplit"
     rules = (

@@ -85,7 +85,7 @@ ALLREDUCES = ["ring", "library", "star", "tree", "double_tree", "halving_doublin
 
 
 class Ring(SyncPart):
-    """Bulk-synchronous all-reduce (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
+    """Bulk-synchronous all-reduce (Patarasuk and Yuan 2009, and Horovod, arXiv 1802.05799)."""
 
     implementation = "dlpar.sync.ring:Ring"
     rules = if_chosen(
@@ -364,7 +364,7 @@ def _as_word(name: str) -> str:
 
 
 class Own(SyncPart):
-    """A scheme or a collective typed in a cell; ``Experiment(sync=my_scheme)`` makes it."""
+    """Scheme or collective typed in a cell. ``Experiment(sync=my_scheme)`` makes it."""
 
     listed: ClassVar[bool] = False
     implementation = "dlpar.sync.user_code:own"

@@ -51,12 +51,12 @@ def _table(name: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def labs() -> dict[str, Lab]:
-    """Return the labs by their numbers, in order."""
+    """Return the labs by their numbers, in ascending order."""
     return {number: Lab(number, **fields) for number, fields in sorted(_table("curriculum").items())}
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
-    """Return a table for a notebook. Cells are HTML, and the first cell of a row is its head."""
+    """Return a table for a notebook. Cells are HTML, and the first cell of a row is its label."""
     from IPython.display import HTML
 
     left = 'style="text-align:left;white-space:normal"'

@@ -87,7 +87,7 @@ def to_do(sentence: str = "The function is not written yet.") -> Verdict:
 
 
 def wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
-    """Return the verdict on a wrong answer, with one more hint than last time."""
+    """Return the verdict on a wrong answer, with one more hint than before."""
     _failed[name] += 1
     return Verdict("not yet", sentence, hints[: _failed[name]])
 

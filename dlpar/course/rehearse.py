@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the preset, as notebooks call it."""
+        """Preset's name in notebooks."""
         return self.preset.__name__
 
 
@@ -134,7 +134,7 @@ class LabRuns:
         return ", ".join(dict.fromkeys(self._worlds)) or "computed"
 
     def run(self, asked: Any) -> Any:
-        """Return finished runs of experiments, or times of collectives, in the form of the request.
+        """Return finished runs of experiments, or times of collectives, in the request's form.
 
         Any other preset returns a fact that it has measured on this machine.
 
@@ -198,7 +198,7 @@ def speedup(one: Run, many: Run) -> float:
 
 
 def most_held(run: Run, *kinds: str) -> int:
-    """Return the maximum bytes that a rank held at a time, of some kinds of memory or of all together."""
+    """Return the maximum bytes that a rank held at a time, for some or all kinds of memory."""
     held = (record["memory"] for _, record in run.records() if "memory" in record)
     return max(sum(each[kind] for kind in kinds or each) for each in held)
 

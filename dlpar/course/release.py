@@ -110,7 +110,7 @@ def students(master: bytes) -> bytes:
 
 
 def bring(labs: Path, own: Path) -> list[str]:
-    """Update a student's copy, in her account.
+    """Update a student's copy in her account.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> Pat
 
 
 def _files(labs: Path) -> list[Path]:
-    """Return the names of all files of a folder that are not hidden, in order."""
+    """Return the sorted names of a folder's files that are not hidden."""
     names = [path.relative_to(labs) for path in labs.rglob("*") if path.is_file()]
     return sorted(name for name in names if not any(part.startswith((".", "__")) for part in name.parts))
 

@@ -37,7 +37,9 @@ TEST_CHARACTERS = 2**14
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples on the CPU: `x` of the requested dtype (characters: int64), and `y` in the task's form.
+    """Samples on the CPU.
+
+    `x` has the requested dtype (characters: int64), and `y` has the task's form.
 
     Classification: labels, int64, (n,).  Regression: targets, (n, 1).  Characters: the
     characters that follow each of `x`, int64, (n, context), as positions in
@@ -59,7 +61,7 @@ class Dataset:
         return tuple(self.train_x.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
-        """Return the same samples on another device, without copying tensors that are already there."""
+        """Return the same samples on another device. Tensors that are already there are not copied."""
         moved = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
         return replace(self, **moved)
 

@@ -79,7 +79,7 @@ class Words:
 
 
 def characters() -> list[np.ndarray]:
-    """Return every docstring as uint8 positions in `ALPHABET`, in the order of the source files."""
+    """Return every docstring as uint8 positions in `ALPHABET`, in source-file order."""
     corpus = _corpus()
     return np.split(corpus["codes"], corpus["starts"][1:-1])
 
@@ -154,7 +154,7 @@ def _of_file(path: Path) -> list[str]:
 
 
 def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
-    """Make the cached arrays of characters and of word counts, without Python objects."""
+    """Make the cached arrays of characters and word counts. The arrays hold no Python objects."""
     # Imported here, because it is slow and needed once per machine.
     from sklearn.feature_extraction.text import CountVectorizer
 

@@ -86,7 +86,7 @@ def run_cluster(
 
 
 def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str, list[dict[str, Any]]]:
-    """Wait until the scripts have ended, at most `timeout` seconds.
+    """Wait at most `timeout` seconds until the scripts have ended.
 
     Returns
     -------

@@ -23,7 +23,10 @@ def usable_cores() -> int:
 
 
 def cores() -> int:
-    """Return how many whole cores this process may use, at least 1. A container's 1.5 CPUs give 1."""
+    """Return how many whole cores this process may use, at least 1.
+
+    A container's 1.5 CPUs give 1.
+    """
     return max(1, int(min(usable_cores(), ControlGroups().quota() or usable_cores())))
 
 

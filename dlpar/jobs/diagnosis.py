@@ -82,7 +82,7 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 
 def pids_of(folder: Path) -> dict[int, int]:
-    """Return the ranks on this machine that have written their header, by process."""
+    """Return, by process, the ranks on this machine that have written their header."""
     headers = {rank: _header(path) for rank, path in rank_files(folder).items()}
     return {h["pid"]: rank for rank, h in headers.items() if h.get("host") == os.uname().nodename}
 
@@ -163,7 +163,10 @@ def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
 
 
 def name_of(folder: Path, rank: int | None) -> str:
-    """Return ``rank 3``, with any role but worker in brackets. For a simulation, return the running rank."""
+    """Return ``rank 3``, with any role but worker in brackets.
+
+    For a simulation, return the running rank.
+    """
     if (folder / f"{ALL_RANKS}.jsonl").exists():
         running, of_all = number_in(folder / RUNNING), "the process of all ranks"
         return of_all if running is None else f"rank {running} (in {of_all})"
@@ -277,7 +280,10 @@ def _header(path: Path) -> Record:
 
 
 def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
-    """Return the records in the last `size` bytes of a file, without an incomplete first line."""
+    """Return the complete records in the last `size` bytes of a file.
+
+    An incomplete first line is left out.
+    """
     with suppress(OSError), open_plain(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - size))

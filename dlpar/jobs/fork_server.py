@@ -155,7 +155,10 @@ def main() -> None:
 
 
 class Stub(Connection):
-    """Connection of a stub that sends its standard files and a pipe, or of a job that asks about the code."""
+    """Connection of a stub or of a job.
+
+    A stub sends its standard files and a pipe. A job asks about the code.
+    """
 
     MOST_FILES = 4
 

@@ -89,7 +89,7 @@ class GlobalSteps:
         del self._sums[self.done + 1 :]
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
-        """Add one worker's step record, with ranks in any order. Dropped steps do not count."""
+        """Add one worker's step record. Ranks come in any order, and dropped steps do not count."""
         if record.get("dropped"):
             return
         self._taken += 1
@@ -104,7 +104,9 @@ class GlobalSteps:
         waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch, of))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
-        """Return the global steps completed since the last call, in order. Call it once all files were read.
+        """Return, in order, the global steps completed since the last call.
+
+        Call this once all files were read.
 
         Parameters
         ----------
@@ -123,7 +125,7 @@ class GlobalSteps:
         return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
 
     def _any_n(self, until: float) -> list[GlobalStep]:
-        """Combine every N worker-steps that ended up to a time, in the order of their ends."""
+        """Combine every N worker-steps that ended up to a time, by the order of their ends."""
         self._early.sort()
         in_order, first, found = bisect_right(self._early, (until, math.inf)), 0, []
         while first < in_order and (end := first + self._early[first][-1]) <= in_order:

@@ -147,7 +147,7 @@ class Job:
         self._order(rank, die=True)
 
     def pause(self, rank: int, seconds: float = 3.0) -> None:
-        """Stop a rank for some seconds: a real rank by SIGSTOP, others on their own clock.
+        """Stop a rank for some seconds. A real rank stops by SIGSTOP, other ranks on their own clock.
 
         Raises
         ------

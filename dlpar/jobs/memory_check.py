@@ -66,7 +66,7 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
 
 
 def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list[tuple[str, float, float]]:
-    """Return the bytes that so many workers need and the bytes that are left, of the host and of each GPU."""
+    """Return the needed and the remaining bytes of the host and of each GPU, for so many workers."""
     shared = workers > len(cards)
     if not cards or (shared and e.cluster.device == "auto"):  # ranks share a GPU only on request
         return [("memory", _need(e, workers), left)]
@@ -85,7 +85,7 @@ def _is_allowed(e: Experiment, workers: int) -> bool:
 
 
 def _need(e: Experiment, workers: int) -> float:
-    """Return the experiment's minimum bytes with this many workers, without servers' shares of the model."""
+    """Return the experiment's minimum bytes with this many workers. Servers' shares are left out."""
     if e.cluster.messages == "sizes":
         return OF_A_SIMULATION
     models = workers * _of_one(e, workers)
@@ -102,7 +102,7 @@ def _bytes_each(e: Experiment) -> tuple[int, int, int]:
 
 
 def _of_one(e: Experiment, workers: int) -> float:
-    """Return the bytes of the model's state on a worker, as the mean over the ranks of one model."""
+    """Return the mean bytes of the model's state on a worker, over the ranks of one model."""
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
     zero = getattr(e.split, "zero", 0)

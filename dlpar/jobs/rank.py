@@ -136,7 +136,7 @@ def _work(
     record: Recorder,
     attempt: Attempt,
 ) -> Comm:
-    """Train, serve, or call the user's function and write its result, on the recorder's rank.
+    """Do the work of the recorder's rank: train, serve, or call the user's function and write its result.
 
     Return the communicator of the ranks that remain at the end.
     """

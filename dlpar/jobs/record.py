@@ -1,4 +1,4 @@
-"""Record a running rank, with one JSON line per step, appended to its own file.
+"""Records of a running rank. Each step is one JSON line, appended to the rank's own file.
 
 The file is the only source of truth about the run: a reader gets nothing else.  A line is complete or absent,
 so a reader may follow the file while it grows.  Steps quicker than `TOGETHER` share a ``write``, because for
@@ -185,7 +185,7 @@ class Recorder:
         self._device.set_again()
 
     def _write_last(self) -> None:
-        """Write the latest step of a GPU, as soon as the GPU has finished it."""
+        """Write the latest step of a GPU as soon as the GPU has finished it."""
         if self._last and self._device:
             done, self._last = self._last, None
             spans, end = self._device.timed(done)
@@ -269,7 +269,7 @@ class Recorder:
 
 
 class Unrecorded(Recorder):
-    """Recorder that writes nothing, to measure the overhead of recording."""
+    """Recorder that writes nothing. It measures the overhead of recording."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Reason of the run's end, in one sentence. The text is empty while the run lives."""
+        """Reason of the run's end in one sentence. The text is empty while the run lives."""
         lost = "its launcher was killed, or the machine went down, before the job ended"
         return end["reason"] if (end := self._end()) else lost if self.status == "lost" else ""
 
@@ -212,7 +212,7 @@ class Run:
         return _frame(rows, ["step", "seconds", "distance"])
 
     def from_the_mean(self) -> list[tuple[GlobalStep, np.ndarray]]:
-        """Return each global step with each replica's distance from the mean weights, by rank."""
+        """Return, by rank, each replica's distance from the mean weights after each global step."""
         import numpy as np
 
         found = []

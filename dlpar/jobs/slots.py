@@ -49,7 +49,7 @@ LONGEST_TURN = 1800.0
 
 
 class NoSlots(RuntimeError):
-    """Refusal or exit of the keeper. The message says what is allowed."""
+    """Refusal or exit of the keeper. The message gives the allowed values."""
 
 
 def keeper_socket() -> Path | None:
@@ -138,7 +138,10 @@ class Talk(Connection):
 
 
 class Asker(Connection):
-    """Connection to the keeper with one question, from a waiting or running job or an observer."""
+    """Connection to the keeper with one question.
+
+    It comes from a waiting job, a running job or an observer.
+    """
 
     LONGEST = 1024
 
@@ -244,7 +247,7 @@ class Keeper:
                 self.taken.pop(number, None)
 
     def _give(self) -> None:
-        """Start the jobs whose turn has come and whose slots are free."""
+        """Start the jobs whose turn has come, if their slots are free."""
         for asker in [] if self.paused else self.waiting():
             numbers = [number for number in range(self.slots) if number not in self.taken][: asker.wants]
             if len(numbers) < asker.wants:

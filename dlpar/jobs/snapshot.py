@@ -106,7 +106,7 @@ def _same(after: Any, before: Any) -> bool:
 
 
 class State:
-    """State of one rank at one moment, on the host.
+    """State of one rank at one moment, held on the host.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class State:
 
     @classmethod
     def of(cls, parts: Mapping[str, Any], own: int, done: int) -> State:
-        """Copy the state of some objects, by name."""
+        """Copy the state of some named objects."""
         tensors: dict[str, Tensor] = {}
         return cls({name: taken(thing, name, tensors) for name, thing in parts.items()}, tensors, own, done)
 
@@ -193,7 +193,9 @@ def holder(e: Experiment, rank: int) -> int:
 
 
 def newest(folder: Path, experiment: Experiment) -> Attempt:
-    """Return the next attempt at a run, from its newest complete snapshot that fits the experiment.
+    """Return the next attempt at a run.
+
+    It starts from the newest complete snapshot that fits the experiment.
 
     Raises
     ------
@@ -229,7 +231,7 @@ def check(folder: Path, step: int, e: Experiment) -> int:
 
 
 def identity(experiment: Experiment) -> str:
-    """Describe in words the runs that a snapshot fits, on any number of workers."""
+    """Describe in words the runs that a snapshot fits. The number of workers may differ."""
     e = experiment
     servers = e.members - e.workers
     return f"{e.model} on {e.data} by {e.sync}, split {e.split}, {servers} servers, seed {e.seed}"
@@ -287,7 +289,9 @@ class Attempt(NamedTuple):
 
 
 def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
-    """Return the state of one of `parts` ranks that divide flat tensors, from all previous states.
+    """Return the state of one of `parts` ranks that divide flat tensors.
+
+    It is computed from all previous states.
 
     Rank r of N holds range (r + `shift`) mod N: of each group of parameters in ZeRO, where the state of stage 3 lists
     the lengths of the groups, and of each bucket on servers, where `shift` is 0.
@@ -440,7 +444,7 @@ class Keeper(comm.Keeper):
         return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
 
     def standing(self) -> tuple[int, int]:
-        """Return the own and global steps in this rank's weights, including an unrecorded step."""
+        """Return the own and global steps in this rank's weights. An unrecorded step counts."""
         if sync := self.parts.get("sync"):
             return self.own + sync.begun, self.done + sync.begun
         done = min(server.done for server in self.parts.values())

@@ -27,7 +27,7 @@ def listen(path: Path, mode: int) -> socket.socket:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the account at the other end of a connection, as given by the kernel. Return None on macOS."""
+    """Return the account at the other end of a connection, from the kernel. Return None on macOS."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
@@ -70,7 +70,7 @@ class Connection(socket.socket):
         self._heard = b""
 
     def say(self, message: Any, files: Sequence[int] = ()) -> None:
-        """Send a message, with open files. Raises `OSError` if the other end has gone or does not listen."""
+        """Send a message with open files. Raises `OSError` if the other end has gone or does not listen."""
         line = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self, [line], files)
         if sent < len(line):  # the other end may already have answered and closed
@@ -110,7 +110,7 @@ class Connection(socket.socket):
 def ask(
     path: str | os.PathLike, question: Any, files: Sequence[int] = (), seconds: float | None = None
 ) -> Connection:
-    """Send a question, with open files, to a server of this account.
+    """Send a question with open files to a server of this account.
 
     Return the connection for its answer.
 

@@ -1,4 +1,6 @@
-"""Animation of a collective, round by round: each rank's contributions to each chunk, from real messages.
+"""Animation of a collective, round by round.
+
+It shows each rank's contributions to each chunk, from real messages.
 
 A communicator logs the messages, which are then divided into rounds. No clock is read: a message comes after
 all messages that its sender received before. Source: Lamport, "Time, Clocks, and the Ordering of Events
@@ -164,7 +166,7 @@ def _names(held: Counter[int]) -> str:
 
 
 def _short(held: Counter[int], workers: int, room: int) -> str:
-    """Return the contributions in a cell, in at most about `room` characters."""
+    """Return the contributions in a cell, shortened to about `room` characters."""
     if set(held.values()) == {1} and len(held) == workers > 4:
         return "all"
     count = sum(held.values())  # a contribution that arrived twice appears as 5 of 4
@@ -244,7 +246,7 @@ class Rounds(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One end of a message, as its rank saw it.
+    """One end of a message, seen by its rank.
 
     It holds ``send`` or ``recv``, and the rank's tensor before.
     """

@@ -255,7 +255,7 @@ def faster_throughout(name: str, others: Sequence[str]) -> str:
 
 
 def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, float]]) -> str:
-    """Name the first run to reach an accuracy, on each clock.
+    """Name, for each clock, the first run that reached an accuracy.
 
     Parameters
     ----------

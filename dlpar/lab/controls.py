@@ -127,7 +127,7 @@ def settings(experiment: Experiment) -> Iterator[Setting]:
 
 
 def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
-    """Return a part's head, if the part has several kinds, and all kinds' fields.
+    """Return a part's head, if the part has several kinds, and the fields of all kinds.
 
     Shared fields appear once.
     """

@@ -19,7 +19,7 @@ ROWS = 100
 
 
 class Figure(go.Figure):
-    """Plotly figure whose caption and data table a notebook shows below.
+    """Plotly figure. A notebook shows its caption and a data table below.
 
     The notebook saves everything, so the figure is also visible without a kernel.
     """
@@ -117,7 +117,7 @@ Marks = Sequence[float | None]
 
 
 def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
-    """Add bars ``(row, start, length, text)`` as one trace with the attributes of `look`."""
+    """Add bars ``(row, start, length, text)`` as one trace styled by `look`."""
     rows, starts, lengths, texts = zip(*bars)
     bar = {"type": "bar", "orientation": "h", **look}
     figure.add_trace({**bar, "y": rows, "base": starts, "x": lengths, "text": texts})

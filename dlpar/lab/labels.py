@@ -145,7 +145,7 @@ def _as_one(flat: dict[str, Any], part: str, value: str) -> dict[str, Any]:
 
 
 def place_in_queue(ahead: int, paused: bool) -> str:
-    """Return the text for a job that waits for slots, with the number of jobs ahead."""
+    """Return the text for a job that waits for slots. It gives the number of jobs ahead."""
     if paused:
         return "queued: the teacher has paused all jobs"
     return f"queued, {ahead} ahead" if ahead else "queued, next to start"

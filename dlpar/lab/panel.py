@@ -240,7 +240,7 @@ class Panel(RunPage):
             self.flush()
 
     def resume(self, run: Run | str | None = None) -> Job:
-        """Resume a run in its own folder as another attempt, as a Resume button does.
+        """Resume a run in its own folder as another attempt. A Resume button does the same.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class Panel(RunPage):
         return job
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record, and note what it says about the state of a rank."""
+        """Take a record, and note its information about the state of a rank."""
         super().take(source, record)
         match record:
             case {"k": "rank", "rank": rank}:
@@ -373,7 +373,7 @@ _offering = Lock()
 
 @cache
 def _look_for_offers() -> None:
-    """Show arriving offers in every panel of a kernel, with one thread."""
+    """Show arriving offers in every panel of a kernel. One thread serves all panels."""
     Thread(target=_look, name="dlpar offers", daemon=True).start()
 
 
@@ -436,7 +436,7 @@ class Ghost:
 
 
 def simulated(experiment: Experiment) -> Foreseen:
-    """Simulate a few steps of an experiment on its platform, with sizes only.
+    """Simulate a few steps of an experiment on its platform. Messages carry sizes only.
 
     The simulation runs in a process of the fork server, as jobs do.
     """

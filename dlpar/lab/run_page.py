@@ -143,7 +143,7 @@ class RunPage(Page):
             self._over.set()
 
     def picture(self) -> Figure:
-        """Return the figure in front as a static figure, as drawn now."""
+        """Return the figure in front as a static figure, in its present state."""
         return self.figures[self.state["front"]].static()
 
     def hear(self, message: dict[str, Any]) -> None:

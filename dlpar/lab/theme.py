@@ -176,7 +176,7 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def beside(colour: str, number: int, world: str = "real") -> Look:
-    """Return the line of one of several runs, with its own dash and symbols.
+    """Return the line of one of several runs. Each run has its own dash and symbols.
 
     Only simulated lines are faint.
     """
@@ -243,7 +243,7 @@ def log_axis(
     ends: tuple[float, float] | None = None,
     **more: Any,
 ) -> Look:
-    """Return a logarithmic axis between `ends`, with ticks at some of `values`.
+    """Return a logarithmic axis between `ends`. Its ticks are at some of `values`.
 
     The default ends are the first and last value.
     """
@@ -288,7 +288,7 @@ def doubled(value: float, least: float = 1.0) -> float:
 
 
 def rounded_up(value: float) -> float:
-    """Return the first round number not below a positive `value`, as the end of a final axis."""
+    """Return the first round number not below a positive `value`. It ends a final axis."""
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))

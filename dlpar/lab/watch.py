@@ -79,7 +79,7 @@ class Watch(Reader):
         self._checked, self._seen_alive = 0.0, time.monotonic()
 
     def run(self) -> None:
-        """Pass the run's records to the listener, as the thread's main function."""
+        """Pass the run's records to the listener. This is the thread's main function."""
         try:
             self._watch()
         except Exception as error:  # the panel must not suggest that the job still runs
@@ -161,7 +161,7 @@ class Replay(Reader):
         self._speed = speed
 
     def run(self) -> None:
-        """Pass the recorded records to the listener, as the thread's main function."""
+        """Pass the recorded records to the listener. This is the thread's main function."""
         began, frame = time.monotonic(), 1
         for due, source, record in in_order(self._run):
             while due > frame * SEND_EVERY * self._speed:
@@ -204,7 +204,7 @@ def recordings() -> list[dict[str, Any]]:
 
 
 def newest_like(experiment: Experiment) -> Run | None:
-    """Find the finished run most like an experiment, with the same scheme and split.
+    """Find the finished run most like an experiment. Its scheme and split must be the same.
 
     Return None if there is none.
 
@@ -234,7 +234,10 @@ SEEN = 10.0
 
 
 def speed_of(run: Run, least: float = 0.0) -> float:
-    """Return a speed at which a recording is not too long, and not much shorter than `least` seconds."""
+    """Return a replay speed.
+
+    The replay is not too long, and not much shorter than `least` seconds.
+    """
     seconds = float(run.curve["seconds"].iloc[-1])
     if seconds < least / 2:
         return max(1 / AT_MOST, float(f"{seconds / least:.2g}"))

@@ -42,7 +42,7 @@ class ModelPart(NamedTuple):
 
 
 def partition(task: Task) -> list[ModelPart]:
-    """Cut the model into the stages' parts, in the order of layers, as the experiment specifies."""
+    """Cut the model, in layer order, into the stages' parts that the experiment specifies."""
     split, model = task.experiment.split, task.model
     x, _ = task.batch(0)
     name = f"units of {task.experiment.model!r} on {task.experiment.data!r}"
@@ -108,7 +108,7 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
 
 
 def _most_even(costs: Sequence[float], parts: int) -> list[int]:
-    """Count the units of each part, by dynamic programming over the remaining units."""
+    """Count the units of each part by dynamic programming over the remaining units."""
     before = [0.0, *accumulate(costs)]
     if parts > len(costs):
         return []
@@ -128,7 +128,7 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: Comm) -> list[float]:
-    """Measure the seconds of both passes through each unit, on rank 0 for all ranks. Collective.
+    """Measure the seconds of both passes through each unit. Rank 0 measures for all ranks. Collective.
 
     On a platform's clock these are the seconds charged for the FLOPs.
 

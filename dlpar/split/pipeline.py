@@ -511,7 +511,7 @@ class WeightStash:
         return len({self.version, *self._kept})
 
     def keep(self, micro: int) -> None:
-        """Keep the present weights for a micro-batch, with one copy per version."""
+        """Keep the present weights for a micro-batch. Each version has one copy."""
         if micro in self._version_of:  # its forward pass is repeated
             return
         self._version_of[micro] = self.version

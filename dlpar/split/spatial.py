@@ -89,7 +89,7 @@ class SpatialSplit(LayerwiseSplit):
 
 
 class Tiled(nn.Module):
-    """Network whose convolutions have separate weights for each tile of an image, without halos.
+    """Network without halos. Its convolutions have separate weights for each tile of an image.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def cut_images(
     pause: Pause = nullcontext,
     alone: Mesh | None = None,
 ) -> nn.Sequential:
-    """Return one rank's version of a model's layers, with the same names and parameters.
+    """Return one rank's version of a model's layers. Names and parameters stay the same.
 
     Parameters
     ----------
@@ -491,7 +491,7 @@ class Window(NamedTuple):
         return max(0, (size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1)
 
     def reads(self, outputs: range) -> range:
-        """Return the inputs of some outputs, with padding.
+        """Return the inputs of some outputs, including padding.
 
         Padding has positions below 0 or beyond the image.
         """

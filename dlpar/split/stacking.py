@@ -41,7 +41,7 @@ class Stack(nn.Module):
 
 
 def passed_on(output: Tensor, task: str) -> Tensor:
-    """Return a block's output in the form that later blocks see, with the same shape and no gradient."""
+    """Return a block's output in the form that later blocks see. It has the same shape and no gradient."""
     return output.detach().softmax(dim=1) if task == "classification" else output.detach()
 
 
@@ -92,7 +92,10 @@ class StackingSplit(Split):
 
 
 def _seen_by(number: int, dataset: Dataset) -> Dataset:
-    """Return the data as a block sees them, including earlier blocks' outputs, with one empty sample."""
+    """Return the data as a block sees them, and one empty sample.
+
+    The data include earlier blocks' outputs.
+    """
     features = dataset.shape[0] + number * dataset.classes
     return replace(dataset, train_x=dataset.train_x.new_zeros(1, features))
 

@@ -67,7 +67,7 @@ class TensorSplit(LayerwiseSplit):
 
 
 def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
-    """Return this rank's piece of a model or of some layers, with inputs and outputs of the whole.
+    """Return this rank's piece of a model or of some layers. Inputs and outputs are the whole layer's.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
 
 
 def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
-    """Return the whole parameters of a model that was cut over `comm`, in order, on its first rank.
+    """Return, on the first rank, the whole parameters of a model cut over `comm`, in order.
 
     Collective.
 

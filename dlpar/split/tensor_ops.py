@@ -41,7 +41,9 @@ Pause = Callable[..., AbstractContextManager]
 
 
 class TensorGroup:
-    """Tensor-parallel group: the ranks over which a layer is cut, as its operators use them.
+    """Tensor-parallel group, as a layer's operators use it.
+
+    It holds the ranks over which the layer is cut.
 
     Parameters
     ----------
@@ -70,7 +72,7 @@ class TensorGroup:
         self._reduce_scatter, self._allgather = HALVES[kind]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, of any shape."""
+        """Return the sum of all ranks' tensors. They may have any shape."""
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
         with self._pause():
             self.allreduce(self.comm, total.view(-1))

@@ -23,7 +23,9 @@ from dlpar.sync.sketch import Sketch
 
 
 def outer(experiment: Experiment) -> Experiment:
-    """Return the inner scheme's experiment, also for servers: one step per block, on differences of models.
+    """Return the inner scheme's experiment, also for servers.
+
+    It has one step per block, on differences of models.
 
     An experiment without averaging is returned unchanged.
     """
@@ -41,7 +43,7 @@ def outer(experiment: Experiment) -> Experiment:
 
 
 class Averaging(Scheme):
-    """Local steps with the experiment's own optimizer, then an exchange through another scheme.
+    """Scheme of local steps with the experiment's optimizer, followed by an exchange through another scheme.
 
     With `elastic`, a worker continues from its own weights, drawn towards the centre. With the others it
     continues from the exchange's result.  At the end every worker holds the centre, or the average.

@@ -53,7 +53,7 @@ class Gossip(Scheme):
             print(said, flush=True)
 
     def _draw_weights(self) -> None:
-        """Draw this worker's own normal weights.
+        """Draw this worker's own weights from a normal distribution.
 
         Their standard deviation is that of the model's initial weights.
         """

@@ -28,7 +28,7 @@ from dlpar.sync.scheme import Scheme
 
 
 class ParameterServer(Scheme):
-    """Worker with a copy of the servers' weights, as old as the consistency allows.
+    """Worker with a copy of the servers' weights. The consistency limits the copy's age.
 
     With overlap each bucket is served separately.  The communicator beside the computation pushes a bucket
     once the backward pass has finished it.  The answer may arrive before the backward pass has ended.  The

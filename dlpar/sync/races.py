@@ -1,4 +1,4 @@
-"""Tests of an update of shared weights typed in a notebook: in turns with a known result, and in a race.
+"""Tests of a shared-weights update typed in a notebook: in turns with a known result, and in a race.
 
 An update is ``update(weights, change, stamps, seen, stamp)``.  It adds `change` to the shared `weights` where
 `change` is not zero, and leaves its `stamp` there.  It returns its conflicts: the number of these places that

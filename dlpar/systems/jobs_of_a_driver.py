@@ -128,7 +128,7 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 
 
 def seconds(comm: Comm, workers: int, driver: float) -> float:
-    """Run a step by sizes, with gradients of 2 TFLOP. Return the time of its end on this rank."""
+    """Run a step with sizes only, and gradients of 2 TFLOP. Return the time of its end on this rank."""
     numbers = torch.zeros(1000)
 
     def graph() -> list[Task]:

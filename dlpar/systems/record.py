@@ -170,7 +170,7 @@ def compare(system: System, runs: Runs) -> list[Found]:
 
 
 def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experiment:
-    """Return a simulation, in weak scaling, whose messages carry sizes only.
+    """Return a simulation in weak scaling. Its messages carry sizes only.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def platform_file(name: str) -> str:
 
 
 def rate(run: Run) -> float:
-    """Return the samples a second of all workers, without the first step if there are several."""
+    """Return the samples a second of all workers. If there are several steps, the first is left out."""
     steps, seconds = run.experiment.steps, run.curve["seconds"]
     samples = run.experiment.global_batch
     if steps < 2:

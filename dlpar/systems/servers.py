@@ -1,4 +1,4 @@
-"""Systems whose weights live on servers."""
+"""Systems whose servers hold the weights."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def goodput(
 
 
 def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str) -> None:
-    """Draw the exact form and, faintly, Young's first order, with a stroke at its maximum."""
+    """Draw the exact form, and a faint line for Young's first-order form. A stroke marks the maximum."""
     recovery, at = job.detecting + job.restarting, young_interval(job.snapshot, job.mtbf)
     shares = [100 * exact(interval, job.snapshot, job.mtbf, recovery) for interval in across]
     figure.add_scatter(x=across, y=shares, **theme.predicted_line("exact form", colour), showlegend=False)
@@ -84,7 +84,7 @@ def _thin(name: str, colour: str, sizes: Any = 0) -> theme.Look:
 
 
 def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw the time that jobs spent on each kind of work, as shares of the wall time.
+    """Draw the time that jobs spent on each kind of work. Times are shares of the wall time.
 
     Parameters
     ----------

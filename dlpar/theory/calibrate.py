@@ -1,4 +1,4 @@
-"""Measurement of this machine as a platform: its pace and its link, on real ranks."""
+"""Measurement of this machine as a platform. Real ranks measure its pace and its link."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def between_hosts(hostfile: str) -> dict[str, Any]:
 
 
 def computing(few: float, many: float) -> Device:
-    """Return a core as a device, from the step times of the default model with `SMALL` and `LARGE` samples.
+    """Return a core as a device. Step times of the default model with `SMALL` and `LARGE` samples define it.
 
     A neighbour core does the same work, and the two exchange nothing before the last step.  So a step's time
     is an overhead and a constant time for each sample.
@@ -126,7 +126,7 @@ def computing(few: float, many: float) -> Device:
 
 
 def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
-    """Return the link between two training ranks, with the bandwidth that explains their step times.
+    """Return the link between two training ranks. Its bandwidth explains their step times.
 
     In training a gradient comes from another core's cache and is added.  That takes
     longer than a ping-pong message.  Besides computing, a step takes two latencies and
@@ -145,7 +145,7 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
 
 
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
-    """Return the seconds of a settled step of each experiment, in the fastest of several runs.
+    """Return the seconds of a settled step of each experiment. The fastest of several runs counts.
 
     In slower runs, ranks waited for a core.  Experiments take turns.  So a machine that is busy for a while
     disturbs all experiments, but none of them in all runs.

@@ -123,7 +123,7 @@ def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
 
 
 def _whole(messages: int, busiest: int, n: int) -> tuple[int, int, int, int]:
-    """Count messages of a whole tensor, of all ranks and of the busiest rank."""
+    """Count messages of a whole tensor, for all ranks and for the busiest rank."""
     return messages, messages * n, busiest, busiest * n
 
 

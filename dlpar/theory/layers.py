@@ -1,4 +1,4 @@
-"""Layers of a model, and the payload sent for each layer, from an experiment's fields alone.
+"""Layers of a model, and the payload sent for each layer. An experiment's fields determine both.
 
 No model is built and torch is not loaded.  Layers have the names and order of :mod:`dlpar.models`.
 """
@@ -83,7 +83,7 @@ class Sizes(Payload):
 
 
 def sizes(experiment: Experiment) -> Sizes:
-    """Return the sizes of an experiment's own model, as `dlpar.models` would build and count them."""
+    """Return the sizes of an experiment's own model, as counted for the models of `dlpar.models`."""
     rows = layers(experiment)
     tensors = [tensor for layer in rows for tensor in layer.tensors]
     flops = sum(tensor.flops for tensor in tensors) + sum(layer.flops for layer in rows)
@@ -102,7 +102,10 @@ def layers(experiment: Experiment) -> list[Layer]:
 
 
 def _product(inputs: int, outputs: int, places: int = 1) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a product at several places, with 2 FLOPs a multiply-add in three passes."""
+    """Return weight and bias of a product at several places.
+
+    Each multiply-add costs 2 FLOPs in each of three passes.
+    """
     return Tensor(inputs * outputs, 6 * inputs * outputs * places), Tensor(outputs, 0)
 
 
@@ -270,7 +273,7 @@ def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
 
 
 def elements_by_layer(experiment: Experiment) -> dict[str, int]:
-    """Return the elements that a replica's ranks send inside layers, without layers that send nothing.
+    """Return the elements that a replica's ranks send inside layers. Layers that send nothing are left out.
 
     ==========  ===========  ==================================================================
     split       layer        elements
@@ -332,7 +335,7 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
 def halo(
     samples: int, channels: int, height: int, width: int, radius: int, vertical: int = 2, horizontal: int = 2
 ) -> Sent:
-    """Return the payload of a rank's halo exchange in one pass, with a message to each neighbour.
+    """Return the payload of a rank's halo exchange in one pass. Each neighbour gets a message.
 
     The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N samples
     and C channels, a piece has h = H / p_h rows and w = W / p_w columns.  An interior rank sends N C (2 r (h

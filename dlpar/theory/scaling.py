@@ -37,7 +37,7 @@ class Gain(NamedTuple):
 
 
 def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> list[Gain | None]:
-    """Return speed-up and efficiency of each experiment, from its samples/s.
+    """Return each experiment's speed-up and efficiency, computed from its samples/s.
 
     The result is None if the samples/s are None.
 
@@ -57,7 +57,7 @@ def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> l
 
 
 def task(experiment: Experiment) -> str:
-    """Return an experiment as text, without its workers and its synchronisation."""
+    """Return an experiment as text. Its workers and its synchronisation are left out."""
     return experiment.model_dump_json(exclude={"workers", *AGREEING})
 
 

@@ -1,4 +1,4 @@
-"""Closed forms of the parameter server: the time of a step, with and without a bottleneck at servers."""
+"""Closed forms of the parameter server's step time, with and without a bottleneck at servers."""
 
 from __future__ import annotations
 

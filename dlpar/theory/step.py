@@ -123,7 +123,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
 
 
 class Costs:
-    """Costs of an experiment's messages and computations, as in the simulated world.
+    """Costs of an experiment's messages and computations. The simulated world charges the same costs.
 
     Raises
     ------
@@ -230,7 +230,7 @@ class Costs:
         return self.prediction((cycle + exchange) / every, self.seconds(flops) / every, kind)
 
     def beside(self) -> float:
-        """Return the FLOPs of a worker's updates between two exchanges, without its gradients.
+        """Return the FLOPs of a worker's updates between two exchanges. Gradients are left out.
 
         After each gradient a worker updates its own weights.  Then the worker sends the change, and takes the
         common result.

@@ -13,7 +13,7 @@ CONTEXT = 100e6
 
 
 class Gpu(NamedTuple):
-    """GPU of this machine, with its bytes of memory."""
+    """GPU of this machine and its bytes of memory."""
 
     name: str
     total: int
@@ -24,7 +24,10 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """List the GPUs that this process may use, from nvidia-smi. Importing torch would take seconds."""
+    """List the GPUs that this process may use.
+
+    nvidia-smi gives the list, because importing torch takes seconds.
+    """
     command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout

@@ -55,7 +55,7 @@ LOOK_EVERY = 0.05
 
 
 class MPIWorld(World):
-    """Real world, in which MPI reports deaths (ULFM)."""
+    """Real world. MPI reports deaths (ULFM)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, "mpi")
@@ -231,7 +231,7 @@ class MPIComm(Comm):
         self._added(tensor, lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root))
 
     def _added(self, tensor: torch.Tensor, add: Callable[[list[Any]], None]) -> None:
-        """Sum the tensor with the library, in place and in pieces that it can count."""
+        """Sum the tensor with the library, in place. The library gets pieces that it can count."""
         self.traffic.hidden()
         host, kind = _addable(tensor)
         for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
@@ -439,7 +439,7 @@ def meet(mpi: MPI.Intracomm) -> None:
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values contiguous in host memory, without a copy if possible."""
+    """Return the values contiguous in host memory. If possible, do not copy them."""
     if tensor.is_cpu:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -454,7 +454,7 @@ def landing(into: torch.Tensor) -> torch.Tensor:
 
 
 def landed(wire: torch.Tensor, into: torch.Tensor, nbytes: int) -> int:
-    """Copy a message of so many bytes to its tensor, and return the bytes."""
+    """Copy a message of this many bytes to its tensor, and return the bytes."""
     if wire is not into:
         base.fill(into, wire, nbytes)
     return nbytes

@@ -127,7 +127,7 @@ class DistributedComm(MPIComm):
         return self.operation(dist.isend, tensor.detach().contiguous(), dest)
 
     def operation(self, call: Callable[..., Any], tensor: torch.Tensor, peer: int) -> dist.P2POp:
-        """Describe one direction of a message, in bytes."""
+        """Describe one direction of a message in bytes."""
         return dist.P2POp(call, _bytes_of(tensor), self._global[peer], self.group)
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
@@ -256,7 +256,10 @@ def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as bytes, at least one. Carriers differ in dtypes, and drop empty messages."""
+    """View a contiguous tensor as bytes, at least one.
+
+    Carriers differ in dtypes, and drop empty messages.
+    """
     if tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)

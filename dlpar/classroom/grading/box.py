@@ -129,7 +129,7 @@ def _impossible(account: str) -> str | None:
 
 
 def _places() -> list[str]:
-    """Return the folders that Python needs, in the order in which to mount them."""
+    """Return the folders that Python needs, in mounting order."""
     python = (sys.base_prefix, Path(sys.executable).resolve().parents[1], "/usr", "/usr/local", "/")
     needed = {Path(prefix, name) for prefix in python for name in ("bin", "lib", "lib64")}
     needed |= {Path(path) for path in ("/etc", "/sys/devices/system/cpu", sys.prefix, PACKAGE)}

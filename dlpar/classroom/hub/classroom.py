@@ -125,7 +125,7 @@ class BadSettings(ValueError):
 
 
 class NoProxy(RuntimeError):
-    """Error: JupyterHub's proxy is not installed. The message says how to install it."""
+    """Missing proxy of JupyterHub. The message says how to install it."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class OneAccount(InLine, SimpleLocalProcessSpawner):
     """Start every server in the account that runs the hub. Students are not isolated from each other."""
 
     def get_env(self) -> dict[str, str]:
-        """Return the server's environment, with a runtime folder for the name."""
+        """Return the server's environment, which has a runtime folder for the name."""
         mine = private_folder(runtime_folder() / f"hub-{self.user.name}")
         return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
 
@@ -291,7 +291,10 @@ class OwnAccount(InLine, LocalProcessSpawner):
     """Start every server in its student's own Unix account."""
 
     def get_env(self) -> dict[str, str]:
-        """Return the server's environment, with a runtime folder whose name nobody else can take."""
+        """Return the server's environment.
+
+        Its runtime folder has a name that nobody else can take.
+        """
         RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
         mine = RUNTIME / self.user.name
         mine.mkdir(mode=0o700, exist_ok=True)

@@ -52,7 +52,7 @@ LARGEST = 1e300
 
 
 class Students:
-    """State of the class, as its servers report it.
+    """State of the class, according to its servers' reports.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class Students:
         return {}
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a row for every user whose server has reported: ``{name, here, jobs, offered}``."""
+        """Return a row ``{name, here, jobs, offered}`` for every user whose server has reported."""
         if self.offer is not None and time.time() - self.offer["at"] >= OFFER_LASTS:
             self.offer = None
         now = time.monotonic()

@@ -72,7 +72,7 @@ def _weights(ranks: int) -> list[torch.Tensor]:
 
 
 def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
-    """Return a rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …].
+    """Return a rank's gradient: (rank + 1) (step + 1) × [1, 2, 3, …].
 
     A graded answer gets random numbers instead.
     """

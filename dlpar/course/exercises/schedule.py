@@ -38,7 +38,9 @@ TRAINED = Experiment(workers=4, model={"width": 16, "depth": 3}, split=_SPLIT, *
 
 
 def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[str] = ()) -> Verdict:
-    """Check that ``student(stages, microbatches)`` returns each stage's list of actions, as good as 1F1B.
+    """Check that ``student(stages, microbatches)`` returns lists of actions as good as 1F1B.
+
+    The function returns one list for each stage.
 
     Every stage must make the forward and the backward pass of every micro-batch once, and no two stages may
     wait for each other.  No stage may hold more micro-batches than there are stages, and the bubble must be
@@ -74,7 +76,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
-    """Name the first step whose loss differs from the loss with 1F1B. The last stage knows the loss."""
+    """Name the first step with a loss other than 1F1B's. The last stage knows the loss."""
     for step, (mine, right) in enumerate(told[-1]):
         if not math.isclose(mine, right, rel_tol=1e-9):
             return f", in step {step}, the loss is {mine:.6g}, with 1F1B {right:.6g}."

@@ -29,7 +29,7 @@ def _learn_apart(run: Run) -> Shown:
 
 
 def _mixing(**sync: object) -> Experiment:
-    """Let eight workers with different weights only average, in float64 and with learning rate 0."""
+    """Let eight workers with different weights only average. Use float64 and learning rate 0."""
     training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
     sync = {"scheme": "gossip", "start": "random", **sync}
     return Experiment(model="linear", data="diabetes", **training, sync=sync, cluster=SIMULATED)

@@ -1,4 +1,7 @@
-"""Lab 10: combined data, tensor and pipeline parallelism: gain, order of axes, and memory of each rank."""
+"""Lab 10: data, tensor and pipeline parallelism combined.
+
+The lab measures the gain, the order of axes, and the memory of each rank.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def grid(
 
 
 def one_process() -> dict[str, Experiment]:
-    """Take ten float64 steps on one rank, and on 2 × 2 × 2 with a ring and with a server for each part."""
+    """Take ten float64 steps on one rank and on 2 × 2 × 2.
+
+    The grid synchronises with a ring, and with a server for each part.
+    """
     model, data = {"name": "transformer", "width": 16, "heads": 2}, {"name": "docstrings", "context": 8}
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})

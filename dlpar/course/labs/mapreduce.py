@@ -11,7 +11,7 @@ CLUSTER = "cpu-10gbe"
 
 
 def mean_of_means() -> list[Experiment]:
-    """Reduce by sum and by mean, on equal and on uneven parts.
+    """Reduce equal and uneven parts by sum and by mean.
 
     Every iteration solves least squares on all 354 training samples, so nothing is random.  Three workers have
     118 samples each, or 59, 118 and 177.

@@ -1,4 +1,4 @@
-"""Lab 08: one model on several ranks: each rank's part, the messages, and the gain."""
+"""Lab 08: one model on several ranks, with each rank's part, the messages, and the gain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _one_step(width: int, platform: str, **fields: Any) -> Experiment:
 
 
 def faster() -> list[Experiment]:
-    """Simulate a step of a perceptron with 1,024 neurons a layer, on each of `LINKS`."""
+    """Simulate a step of a perceptron with 1,024 neurons a layer on each of `LINKS`."""
     return [_one_step(1024, platform, batch=512, split="tensor") for platform in LINKS.values()]
 
 

@@ -1,4 +1,4 @@
-"""Lab 03: the bytes that a ring sends, the cases in which it is fastest, and the growth of its time."""
+"""Lab 03: bytes that a ring sends, cases in which it is fastest, and growth of its time."""
 
 from __future__ import annotations
 

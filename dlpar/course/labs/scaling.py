@@ -1,4 +1,7 @@
-"""Lab 06: limits of the gain from more workers, in samples a second and in seconds to an accuracy."""
+"""Lab 06: limits of the gain from more workers.
+
+Gains are measured in samples a second and in seconds to an accuracy.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
 
 
 def steps_to_goal(seeds: int = 3, rates: tuple[float, ...] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
-    """Return the steps to 95 % of the digits by GPUs, rate and seed, in one process.
+    """Return the steps to 95 % of the digits, by GPUs, rate and seed. All train in one process.
 
     NaN means that a run did not reach 95 %.
     """

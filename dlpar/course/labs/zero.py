@@ -29,7 +29,10 @@ def sharding_is_free(microbatches: int = 1) -> list[Experiment]:
 
 
 def accumulation() -> dict[str, Experiment]:
-    """Compare 64 samples a worker, at once and in pieces, with 8. Activations are larger than weights."""
+    """Compare 64 samples a worker, at once and in pieces, with 8 samples.
+
+    Activations are larger than weights.
+    """
     images = sharded_training(0, model={"name": "cnn", "depth": 2}, steps=10)
     pieces = {f"{64 // n} of 64 at a time": images.replace(split={"microbatches": n}) for n in (1, 2, 4, 8)}
     return {**pieces, "a batch of 8": images.replace(batch=32)}
@@ -45,7 +48,7 @@ def accumulated_statistics() -> dict[str, Experiment]:
 
 
 def own_samples() -> dict[str, Experiment]:
-    """Train four workers with two or three digits each, and with their own statistics or steps."""
+    """Train four workers on two or three digits each, in variants of statistics and steps."""
     training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
     common = Experiment(model={"width": 64}, **training, cluster={**SIMULATED, "platform": "cpu-10gbe"})
     return {

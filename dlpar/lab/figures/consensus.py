@@ -1,4 +1,4 @@
-"""Figures of the replicas' averaging graph and of their consensus distance, from sketches of weights."""
+"""Figures of the replicas' averaging graph and consensus distance, computed from sketches of weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class Distance:
 
 
 class Consensus(Plot):
-    """Figure of the consensus distance after every global step, with the contraction that the graph predicts.
+    """Figure of the consensus distance after every global step.
+
+    It includes the contraction that the graph predicts.
 
     Parameters
     ----------
@@ -139,7 +141,7 @@ def _decades(values: np.ndarray) -> tuple[float, float]:
 
 
 def consensus(runs: Runs, predicted: bool = True, titles: Names = None) -> Figure:
-    """Draw the consensus distance over steps, on a logarithmic axis.
+    """Draw the consensus distance over steps on a logarithmic axis.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ class Curve:
         self.tests.replace(self.tests.rows[self.tests.rows[:, 0] <= done.step])
 
     def draw_deaths(self) -> None:
-        """Mark the deaths of ranks on the curve, at the steps where the others continued."""
+        """Mark the deaths of ranks on the curve at the steps where the others continued."""
         rows, mark = self.loss.rows, {"symbol": "x", "size": 11, "color": self._run.colour}
         for step in sorted(set(self.deaths.values()))[len(self._extra.get("a rank died", ())) :]:
             if step <= rows[-1, 0]:
@@ -111,7 +111,7 @@ class Curve:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
-        """Take a test result, to be drawn when all workers have done the steps before."""
+        """Take a test result. It is drawn when all workers have done the steps before."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
 
@@ -238,7 +238,7 @@ def _joint(*reaches: dict[str, float]) -> dict[str, float]:
 
 
 def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
-    """Draw the training loss of each global step and the held-out accuracy, with one curve for each run.
+    """Draw each global step's training loss and the held-out accuracy, with one curve for each run.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ overlay = convergence
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
     """Raise ValueError unless all tasks have the same loss, and all or none have an accuracy.
 
-    The message has the argument's name. All tasks or none have an accuracy.
+    The message has the argument's name.
     """
     fine = len(set(map(loss_title, experiments))) < 2
     require(fine, f"{name}: got classification and regression, allowed is one kind of task")

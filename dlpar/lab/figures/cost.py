@@ -286,7 +286,7 @@ def _bytes(title: str, sizes: Sequence[float]) -> dict[str, Any]:
 
 
 def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
-    """Return a logarithmic axis of time, with the clocks of its sources."""
+    """Return a logarithmic axis of time that names its sources' clocks."""
     title = theme.on_clock("time (ms)", *(world for world, how in theme.HOW.items() if how in hows))
     return theme.log_axis(title, theme.round_numbers(0.9 * min(times_ms), 1.1 * max(times_ms)))
 
@@ -344,7 +344,7 @@ def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequenc
 
 
 def sending(experiment: Experiment) -> Figure:
-    """Draw the predicted computing and sending of a step, from its start to its last bucket.
+    """Draw the predicted computing and sending of a step, from its start to its last bucket's end.
 
     A bucket is sent when its gradients are ready and the bucket before it has left; it takes
     2 (N-1) (a + b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li,
@@ -406,7 +406,7 @@ POINTS = 80
 
 
 def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the time of a step and its closed form over the bucket size, on a logarithmic axis.
+    """Draw the time of a step and its closed form over the bucket size on a logarithmic axis.
 
     The dotted line is computing alone; no step can be faster.
 

@@ -179,7 +179,7 @@ def pieces(of: Experiment | Run) -> Figure:
 
 
 def plain(experiment: Experiment, **changes: Any) -> Experiment:
-    """Return the same split and model for a single step, without servers.
+    """Return the same split and model for a single step. Servers are left out.
 
     Raises
     ------
@@ -418,7 +418,9 @@ GAP = 0.06
 
 
 def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
-    """Draw the differences of images as shares of the largest expected number, without rounding errors.
+    """Draw the differences of images as shares of the largest expected number.
+
+    Rounding errors are left out.
 
     Parameters
     ----------

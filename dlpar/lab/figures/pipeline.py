@@ -98,7 +98,7 @@ def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
 
 
 def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar]:
-    """Return the schedule's bars with equal stages, from the start of the first measured pass."""
+    """Return the schedule's bars for equal stages. They start with the first measured pass."""
     cut, stages = experiment.split, stages_of(experiment)
     chunks = cut.chunks if cut.schedule == "interleaved" else 1
     durations = pd.DataFrame(passes(measured)).assign(seconds=lambda bars: bars["end"] - bars["start"])
@@ -247,7 +247,10 @@ def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
-    """Add a picture with a trace for each phase and chunk of passes, and a row for each stage or rank."""
+    """Add a picture.
+
+    It has a trace for each phase and chunk of passes, and a row for each stage or rank.
+    """
     named = {trace.name for trace in figure.data}
     chunks = 1 + max(bar.chunk or 0 for bar in bars)
     by_look: dict[tuple[str, int], list[Bar]] = defaultdict(list)
@@ -466,7 +469,7 @@ def _state(experiment: Experiment) -> float | None:
 def _add_course(
     figure: Figure, experiment: Experiment, held: dict[int, list], scale: float, unit: str
 ) -> None:
-    """Add each rank's memory over the time of a step, to the right of the bars."""
+    """Add each rank's memory over the time of a step. It is drawn to the right of the bars."""
     courses = {rank: pd.DataFrame(points, columns=["t", "held"]) for rank, points in held.items()}
     everything = pd.concat(courses)
     begin, end = everything["t"].min(), everything["t"].max()

@@ -85,7 +85,7 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 
 
 def prepared(comm: Comm, experiment: Experiment) -> Task:
-    """Prepare the task of a split as training does, without records."""
+    """Prepare the task of a split as training does, but without records."""
     seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), repr(experiment)
     read = lambda: load(experiment.data, seed, dtype, experiment.model.name)
     dataset = comm.world.once(f"data of {key}", read)
@@ -96,7 +96,7 @@ def prepared(comm: Comm, experiment: Experiment) -> Task:
 
 
 def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Number the elements of a model's parameters from 1, in place. Return the shapes as matrices."""
+    """Number the elements of a model's parameters in place, from 1. Return the shapes as matrices."""
     shapes, first = {}, 1
     for name, parameter in model.named_parameters():
         numbers = torch.arange(first, first + parameter.numel(), dtype=parameter.dtype)

@@ -114,7 +114,7 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Scaling of one experiment, from one source.
+    """Scaling of one experiment, measured or predicted by one source.
 
     Attributes
     ----------
@@ -294,7 +294,10 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
 
 
 def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
-    """Return pairs of curves of one task and different schemes, from the most trusted source."""
+    """Return pairs of curves of one task and different schemes.
+
+    The curves come from the most trusted source.
+    """
     for kind in theme.ORDER:
         pairs = combinations([curve for curve in drawn if curve.kind == kind], 2)
         found = [(a, b) for a, b in pairs if len(a.rates.keys() & b.rates.keys()) > 1 and _compete(a, b)]

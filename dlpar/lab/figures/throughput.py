@@ -113,7 +113,9 @@ class Throughput(Plot):
         self._draw_levels()
 
     def foresee(self, name: str, rate: float | None) -> None:
-        """Draw the simulated throughput of settings that have not run yet, as a ghost.
+        """Draw the simulated throughput of settings that have not run yet.
+
+        The curve is a ghost. None removes it.
 
         None removes the ghost.
         """

@@ -195,14 +195,14 @@ class Timeline(Window):
         self.draw(*self.window())
 
     def look(self, end: float, between: Reader) -> None:
-        """Draw the window that ends at a moment, with the last window's length."""
+        """Draw the window that ends at a moment. It has the last window's length."""
         # A step that continues at the end of the window is written later.
         self.read_again(end - 2 * self._seconds, end + self._seconds, between)
         if self._seconds:
             self.draw(end - self._seconds, end)
 
     def window(self) -> tuple[float, float]:
-        """Return start and end of the newest window, in seconds of the run's clock."""
+        """Return the newest window's start and end, in seconds of the run's clock."""
         told = [own for own in self.recent if own]
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
@@ -397,7 +397,9 @@ class Lanes(Window):
 
 
 def lanes(run: Run) -> Figure:
-    """Draw one lane per worker, with an arrow and its staleness from each read of the weights to the push.
+    """Draw one lane per worker.
+
+    An arrow with its staleness leads from each read of the weights to the push.
 
     Parameters
     ----------

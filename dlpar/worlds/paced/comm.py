@@ -317,7 +317,7 @@ class PacedComm(LogicalComm):
 
 
 def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
-    """Run a collective on the activity beside the computation, from its logical start to its logical end."""
+    """Run a collective beside the computation, from the collective's logical start to its logical end."""
     comm.world.current.line = comm.line
     comm.line.answer()  # it begins
     has_failed = True
@@ -362,7 +362,7 @@ class Guard:
 
 
 class _UnderWay:
-    """Pending send, receive or both, by number.
+    """Pending send, receive or both, identified by number.
 
     A short send has no number, because nothing waits for it.
     """

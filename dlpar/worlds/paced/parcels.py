@@ -69,7 +69,7 @@ class Parcels:
             self.move()
 
     def take(self, into: torch.Tensor, source: int, key: int, nbytes: int) -> None:
-        """Receive the parcel with this number, of so many bytes."""
+        """Receive the parcel with this number and this many bytes."""
         tag, wire = key % self._tags, landing(into)
         if self.helped:
             patiently(self.mpi.Irecv(whole(wire), source, tag).Test)

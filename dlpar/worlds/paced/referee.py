@@ -119,7 +119,7 @@ class Referee:
     # ---- the simulation ---------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Serve ranks from the first call to the last, on the thread."""
+        """Serve ranks from the first call to the last. This runs on the referee's thread."""
         try:
             with self.folder, self.door:
                 self._simulate()

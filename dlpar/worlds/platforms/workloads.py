@@ -1,4 +1,4 @@
-"""Workloads: parameters and operations, by layer, of big models that a small model may represent.
+"""Workloads: big models' parameters and operations by layer. A small model may represent a workload.
 
 The small model does the mathematics, and the bytes and FLOPs of the big model are charged.  The tables follow
 from the architectures in the papers, and a test derives them again.
@@ -58,7 +58,7 @@ class Layer(FromFile):
 
 
 class Payload:
-    """Model described by its layers, as a network sees it.
+    """Model described by its layers, for a network.
 
     Attributes
     ----------

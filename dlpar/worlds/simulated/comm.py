@@ -1,4 +1,4 @@
-"""Simulated ranks, with the same calls as on MPI, on a virtual clock.
+"""Simulated ranks on a virtual clock. They have the same calls as MPI ranks.
 
 One process holds all ranks. :mod:`dlpar.worlds.simulated.network` decides when messages arrive.  A
 computation takes as long as its cost on the platform's devices; nothing else takes time.  If ranks really
@@ -73,7 +73,7 @@ class SimulatedWorld(LogicalWorld):
 
 
 class SimulatedComm(LogicalComm):
-    """One rank of a group, on one activity of a simulator.
+    """One rank of a group. It runs on one activity of a simulator.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class Group:
 
     @cached_property
     def beside(self) -> Group:
-        """Return a group of the same ranks for messages during computation, matched only among themselves."""
+        """Return a group of the same ranks for messages during computation. Only its own messages match."""
         return Group(self.members)
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:

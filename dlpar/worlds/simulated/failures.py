@@ -39,7 +39,7 @@ Interval = int | Callable[[float, list[float]], int]
 
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
-    """Yield times of failures without end, with exponential gaps of this mean."""
+    """Yield an endless series of failure times with exponential gaps of this mean."""
     from dlpar.config.generator import generator  # here: who measures goodput may not have numpy
 
     draw, at = generator(seed, "failures"), 0.0
@@ -49,7 +49,7 @@ def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
 
 
 def at_intervals(seconds: float) -> Iterator[float]:
-    """Yield times of failures without end, at equal intervals."""
+    """Yield an endless series of failure times at equal intervals."""
     return (n * seconds for n in count(1))
 
 
@@ -146,7 +146,7 @@ class FailingJob:
 
 
 class _Life:
-    """One run of a job, from event to event."""
+    """One run of a job, processed event by event."""
 
     def __init__(self, job: FailingJob, deaths: Iterator[float]) -> None:
         self.job, self.out, self._deaths = job, Survived(), deaths

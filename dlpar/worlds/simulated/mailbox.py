@@ -1,4 +1,4 @@
-"""Matching of messages with receives, as in MPI: by source and tag, in the order in which both were posted."""
+"""Matching of messages with receives by source and tag, in posting order, as in MPI."""
 
 from __future__ import annotations
 
