@@ -37,7 +37,7 @@ def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
         job.run.steps.query(f"{slow} + 0.1 < t < {usual}"),
         job.run.steps.query(f"t > {usual} + 0.1"),
     )
-    for steps, longer in ((during, (3, 6)), (after, (0.5, 2))):
+    for steps, longer in ((during, (2.2, 6)), (after, (0.5, 2))):  # 5 and 1, beside other programs
         computing = steps.groupby("rank")["compute"].median()
         assert longer[0] < computing[1] / computing[0] < longer[1]
 
