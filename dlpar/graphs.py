@@ -139,7 +139,7 @@ def _joined(edges: Edges, n: int) -> nx.Graph:
 
 
 def grid_shape(workers: int) -> tuple[int, int]:
-    """Return the rows and columns of the most square grid of exactly this many workers.
+    """Return the rows and columns of the grid of exactly this many workers that is closest to a square.
 
     >>> grid_shape(12)
     (3, 4)

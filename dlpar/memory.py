@@ -1,4 +1,4 @@
-"""Memory of a rank: bytes of live tensors by kind, their peak within a step, and a model's need.
+"""Memory of a rank: bytes of live tensors by kind, their peak within a step, and a model's needs.
 
 Each storage is counted once, however many tensors are views of it. Activations are the tensors
 that autograd keeps from the forward pass for the backward pass, until it frees them.
@@ -124,7 +124,7 @@ class Memory:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the memory facts of a watched step for its record.
+        """Return the memory facts of a watched step for the step's record.
 
         ``memory`` has the bytes of each kind at the peak.  ``memory_over_time`` has the attribute
         `over_time`, and is returned once.

@@ -1,4 +1,4 @@
-"""Networks, each a flat list of named layers that pipelines and tensor splits can cut."""
+"""Networks. Each is a flat list of named layers that pipelines and tensor splits can cut."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return the function that scores each sample's prediction for the accuracy.
+    """Return the function that scores each sample's prediction when the accuracy is computed.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Agree(Protocol):
-    """Function that makes the ranks of one replica take the same decision."""
+    """Function that makes one replica's ranks take the same decision."""
 
     def __call__(self, own: T) -> T: ...
 

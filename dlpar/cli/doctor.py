@@ -99,7 +99,7 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts on which findings and advice are based.
+    """Facts about a machine. Findings and advice are based on them.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(m: Machine) -> list[Finding]:
-    """Return one finding each about cores, memory, GPUs, MPI and /dev/shm."""
+    """Return one finding each for cores, memory, GPUs, MPI and /dev/shm."""
     return [_cores(m), _memory(m), _gpus(m), _mpi(m), _shared_memory(m)]
 
 

@@ -82,7 +82,7 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
 
 
 def slow(results: Sequence[Result]) -> list[str]:
-    """Return a sentence for each lab whose presets take longer than the whole lab should."""
+    """Return a sentence for each lab with presets that take longer than the whole lab should."""
     took: dict[str, float] = defaultdict(float)
     for each in results:
         took[each.lab] += each.seconds

@@ -162,7 +162,7 @@ def print_outcome(run: Run, *more: tuple[str, str]) -> None:
 
 
 def _print_run(run: Run) -> None:
-    """Print the facts that a reader wants first."""
+    """Print the most important facts about a run."""
     console().print(printable(run.id), cell("status", run.status))
     if run.reason:
         print(printable(run.reason))

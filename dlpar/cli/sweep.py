@@ -178,7 +178,7 @@ def _values(flag: Flag, typed: list[Any] | None) -> list[Any]:
 
 
 def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]) -> bool:
-    """Return whether a flag belongs to a kind of part that only other combinations have."""
+    """Return whether a flag belongs to a kind of part that only other combinations use."""
     if flag.is_head or not flag.kinds:
         return False
     head = next((f for f in combination if f.is_head and f.path[0] == flag.path[0]), None)
@@ -218,7 +218,7 @@ def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, 
 
 
 def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
-    """Print a table of the fields that vary and of the available figures."""
+    """Print a table of the varying fields and of the available figures."""
     heads = dict(zip(fields, fields))
     heads |= {name: head for name, head in HEADS.items() if any(row[name] is not None for row in found)}
     if any(row["status"] != "done" for row in found):

@@ -133,7 +133,7 @@ class Progress:
 
 
 class View:
-    """View of the ranks' records: redrawn in a terminal, otherwise occasional lines for a log or a pipe."""
+    """View of the ranks' records. A terminal is redrawn. A log or a pipe gets occasional lines."""
 
     def __init__(self, run: Run, console: Console) -> None:
         self.progress, self._tail, self._looked = Progress(run.experiment), Tail(run.path), 0.0

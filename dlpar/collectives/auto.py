@@ -48,7 +48,7 @@ FORMS: dict[str, Callable[[int], list[Count]]] = {
 
 
 class Speed(NamedTuple):
-    """Seconds for a message, for a byte, for a byte while all ranks cross nodes, and to send a message."""
+    """Seconds per message, per byte, per byte while all ranks cross nodes, and to send a message."""
 
     latency: float
     byte: float

@@ -61,7 +61,9 @@ def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks
 
 
 def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
-    """Sum `tensor` over all ranks, in place on every rank: a star reduce to rank 0, then a star broadcast.
+    """Sum `tensor` over all ranks, in place on every rank.
+
+    It is a star reduce to rank 0, then a star broadcast.
 
     This takes ``2 (N-1)`` messages of the whole tensor, all over rank 0's link.
 
@@ -193,7 +195,9 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 
 
 def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
-    """Sum `tensor` over all ranks, in place on every rank: a tree reduce to rank 0, then a tree broadcast.
+    """Sum `tensor` over all ranks, in place on every rank.
+
+    It is a tree reduce to rank 0, then a tree broadcast.
 
     This takes ``2 (N-1)`` messages of the whole tensor in ``2 ceil(log2 N)`` rounds.
 

@@ -43,7 +43,7 @@ class Request(Protocol):
 
 
 def wait_all(requests: list[Request]) -> None:
-    """Wait for all these communications, and empty their list."""
+    """Wait for all these communications, then empty their list."""
     for request in requests:
         request.wait()
     requests.clear()
@@ -129,7 +129,7 @@ class Traffic:
 
     @property
     def waited(self) -> float:
-        """Seconds that the host has waited so far, including a present wait."""
+        """Seconds that the host has waited so far. A present wait counts."""
         if not self._since:
             return self._waited
         with self._lock:
@@ -227,7 +227,7 @@ class World:
         """Begin a training step. Worlds with random computing times draw this rank's time."""
 
     def pause(self, seconds: float) -> None:
-        """Let time pass on this rank's clock, as if the rank were computing."""
+        """Advance this rank's clock as if the rank were computing."""
         if seconds > 0:
             threading.Event().wait(seconds)
 
@@ -405,7 +405,10 @@ class Recorder(Protocol):
         """Time a phase of a step: ``forward``, ``backward``, ``communicate``, ``update`` …"""
 
     def step(self, step: int, **facts: Any) -> None:
-        """End a step with its loss (a number or a tensor of shape ()), samples, traffic and other facts."""
+        """End a step.
+
+        Record its loss (a number or a tensor of shape ()), samples, traffic and other facts.
+        """
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """Record a test on held-out samples after `step` steps."""

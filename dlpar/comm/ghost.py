@@ -170,7 +170,7 @@ class Workload(Protocol):
 
 
 class Outline:
-    """The layers of a workload, used as a model.
+    """Layers of a workload, used as a model.
 
     An outline has a length, and can be sliced and added like a list of layers.
 
@@ -190,7 +190,7 @@ class Outline:
 
     @classmethod
     def of(cls, workload: Workload) -> Outline:
-        """Return the outline of a workload, which lists its layers in the order of the backward pass."""
+        """Return the outline of a workload. It lists the layers in the order of the backward pass."""
         dtype = DTYPES[workload.itemsize]
         layers = reversed(workload.layers)
         return cls([Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in layers])

@@ -217,7 +217,7 @@ class ErrorFeedback:
         self.codec, self.residual = codec, residual
 
     def encode(self, tensor: Tensor) -> Tensor:
-        """Encode `tensor`, shape (n,), plus the residual of earlier wires.
+        """Encode the sum of `tensor`, shape (n,), and the residual of earlier wires.
 
         ``decode(wire) + residual`` afterwards is ``tensor + residual`` before, to rounding.
 

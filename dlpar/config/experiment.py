@@ -1,4 +1,4 @@
-"""The experiment to run: one schema behind command-line flags, panel controls, JSON and error messages."""
+"""Experiment to run: one schema behind command-line flags, panel controls, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Experiment(Part):
 
     @property
     def has_outline(self) -> bool:
-        """Return whether nothing is computed, and a workload's layers replace the model's."""
+        """Return whether a workload's layers replace the model's, so that nothing is computed."""
         return self.cluster.stand_in_for is not None and self.cluster.messages == "sizes"
 
     def of_replicas(self) -> Experiment:
@@ -213,7 +213,7 @@ class Experiment(Part):
 
 
 def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, ...]] | None:
-    """Find the field, and its values, without which another field has no effect.
+    """Find the field, with its values, that another field needs to have an effect.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ messages then name the part that has it.
 def if_chosen(
     field: str, values: Collection[Any], why: str, others: dict[str, Collection[Any]]
 ) -> tuple[Rule, ...]:
-    """Return the rows of one choice with one reason, from fields and the values that they may have."""
+    """Return one choice's rows, which share a reason, from fields and their possible values."""
     return tuple((field, values, other, allowed, why) for other, allowed in others.items())
 
 
@@ -191,7 +191,7 @@ def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
 
 
 def _of_replicas(e: Experiment) -> Iterator[Complaint]:
-    """Check that every replica has the samples that it needs."""
+    """Check that every replica has enough samples."""
     n = e.workers
     if e.scaling == "strong" and e.batch < n:
         yield "batch", f"with {n} workers and strong scaling is at least {n}: every worker needs a sample"

@@ -107,12 +107,12 @@ class SplitPart(PartWithRules):
         return math.prod(self.axes(workers).values())
 
     def too_few_layers(self, e: Experiment, model: str, layers: int) -> Iterator[Complaint]:
-        """Return whether a model with this many layers with weights has too few for this split."""
+        """Return whether a model has too few layers for this split. Only layers with weights count."""
         yield from ()
 
 
 class ModelSplit(SplitPart):
-    """Base of a split of one model over several ranks."""
+    """Base class of a split of one model over several ranks."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         ("split", ANY, "sync.tolerance", (0,), "each part would stop by itself"),

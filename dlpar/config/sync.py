@@ -1,4 +1,4 @@
-"""Schemes by which replicas agree: a part of an experiment for each, with settings, capabilities and rules.
+"""Schemes by which replicas agree. Each is an experiment's part with settings, capabilities and rules.
 
 The rest of the code asks a part for its capabilities, never for its name.
 """

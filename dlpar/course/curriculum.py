@@ -68,7 +68,10 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> HTML:
-    """Show experiments' settings that are not defaults: shared settings above, different settings in rows."""
+    """Show experiments' non-default settings.
+
+    Shared settings are above. Settings that differ are in rows.
+    """
     named = experiments if isinstance(experiments, Mapping) else dict(zip(labels(experiments), experiments))
     flat = [flatten(each) for each in named.values()]
     fields = ["sync.scheme", *(f for each in named.values() for f in flatten(each, exclude_defaults=True))]

@@ -193,7 +193,7 @@ def accuracy(run: Run) -> float:
 
 
 def speedup(one: Run, many: Run) -> float:
-    """Return the samples a second of one run over those of another."""
+    """Return one run's samples a second over another's."""
     return many.summary["samples_per_s"] / one.summary["samples_per_s"]
 
 
@@ -239,7 +239,7 @@ def learns(least: float) -> Callable[[Run], Shown]:
 
 
 def same_losses(most: float) -> Callable[[Any], Shown]:
-    """Check that the losses of all runs differ by less than this share of the first run's."""
+    """Check that all runs' losses differ by less than this share of the first run's."""
 
     def shows(runs: Any) -> Shown:
         worst = apart(*(runs.values() if isinstance(runs, Mapping) else runs))

@@ -171,7 +171,7 @@ def _read_record(record: Path) -> dict[str, str]:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a whole file or nothing, and never through a link."""
+    """Write a file completely or not at all, and never through a link."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
         new = Path(folder, path.name)

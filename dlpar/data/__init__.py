@@ -190,7 +190,7 @@ def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
-    """Load the progression of diabetes after a year, from ten measurements (Efron et al. 2004)."""
+    """Load the progression of diabetes after a year, with ten measurements (Efron et al. 2004)."""
     kept = _from_sklearn("diabetes")
     train, test = split(np.zeros(len(kept["y"]), dtype=np.int64), seed)
 

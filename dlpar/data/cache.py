@@ -16,7 +16,7 @@ WAIT = 60.0
 
 
 def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of `make`, cached in the user's folder under `key`.
+    """Return the arrays of `make`. They are cached in the user's folder under `key`.
 
     If ranks of a job ask at the same time, one makes the arrays and the others wait. A damaged file is
     replaced.  If the folder cannot be written, the arrays are not cached.

@@ -132,7 +132,7 @@ class _Stream:
         return torch.from_numpy(np.concatenate(drawn)).to(self._device)
 
     def take(self, start: int, count: int) -> Tensor:
-        """Return positions ``start`` to ``start + count`` of the stream, read-only."""
+        """Return positions ``start`` to ``start + count`` of the stream. They are read-only."""
         pieces = []
         while count:
             stretch, offset = divmod(start, self._long)

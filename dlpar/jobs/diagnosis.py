@@ -134,7 +134,7 @@ def outcome(folder: Path, returncode: int) -> Outcome:
 
 
 def _lost_host(folder: Path, log: str) -> Outcome | None:
-    """Find a vanished host in the launcher's messages, and the first of its ranks."""
+    """Find a vanished host in the launcher's messages, and the host's first rank."""
     hosts: dict[str, int] = {}
     for rank in sorted(files := rank_files(folder)):
         hosts.setdefault(_header(files[rank]).get("host", ""), rank)
@@ -214,7 +214,7 @@ def _lines(texts: list[str]) -> list[str]:
 
 
 def where_ranks_are(folder: Path) -> str:
-    """Ask every rank for its stack, and name the current line of code of each rank."""
+    """Ask every rank for its stack. Return the current line of code of each rank."""
     kill(still_ranks(pids_of(folder)), signal.SIGUSR1)
     time.sleep(0.2)
     files = rank_files(folder)

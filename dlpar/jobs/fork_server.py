@@ -92,7 +92,7 @@ def idle_seconds() -> float:
 
 
 def prepare() -> None:
-    """Start a fork server without waiting for it, for example when a panel is shown."""
+    """Start a fork server without waiting for it, for example when a panel appears."""
     threading.Thread(target=warm_socket, name="dlpar-prepare", daemon=True).start()
 
 
@@ -164,7 +164,7 @@ class Stub(Connection):
 
 
 class ForkServer:
-    """Server that forks a rank for each request, reports how it ended, and cleans up its processes.
+    """Server that forks a rank for each request, reports the rank's end, and cleans up its processes.
 
     A rank ends with its stub, even if the server has been killed.  A rank reports its own status.  The server
     reports ranks that were ended by a signal. Every rank adopts the orphans among its descendants, so the
@@ -192,7 +192,10 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
-        """Serve until all ranks have ended, and dlpar changed or no job came for `idle` seconds."""
+        """Serve until all ranks have ended and the server may leave.
+
+        It may leave when dlpar changed or no job came for `idle` seconds.
+        """
         quiet_since = time.monotonic()
         while self.ranks or not self.leaving:
             watched = [self.wake, *self.ranks] + ([] if self.leaving else [self.listener])

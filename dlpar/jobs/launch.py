@@ -91,7 +91,7 @@ class Job:
         _live[:] = [job for job in _live if not job.ended] + [self]
 
     def _spec(self, scratch: Scratch, experiment: Experiment) -> dict[str, Any]:
-        """Return the facts that the guardian needs, ready for JSON."""
+        """Return the facts that the guardian needs, in a form ready for JSON."""
         starter, ranks, cluster = find_starter(), experiment.processes, experiment.cluster
         simulated = cluster.world == "simulated"
         survives = experiment.deaths.goes_on and not simulated
@@ -133,7 +133,7 @@ class Job:
 
     @property
     def alive(self) -> int:
-        """Number of the ranks' live processes on this machine."""
+        """Number of live processes of the ranks on this machine."""
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
@@ -330,7 +330,7 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Refuse an experiment that this machine cannot run, for lack of files, GPUs, limits or memory.
+    """Refuse an experiment that this machine cannot run because of files, GPUs, limits or memory.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Life of a rank: join the others, do the work, and record errors.
+"""Life of a rank: join the other ranks, do the work, and record errors.
 
 A real or paced rank is a separate process: started by mpiexec (cold), forked by the fork server (warm),
 or started by hand on a cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
@@ -56,7 +56,7 @@ PATIENCE = 0.7
 
 
 class NeverYields(RuntimeError):
-    """A simulated rank that computes forever and never calls its communicator."""
+    """Simulated rank that computes forever and never calls its communicator."""
 
 
 def run_rank(argv: list[str]) -> int:
@@ -119,7 +119,7 @@ def _read_work(folder: Path) -> tuple[Experiment, bytes | None, Attempt]:
 
 
 def _begin(record: Recorder, experiment: Experiment, launched: float | None, attempt: Attempt) -> None:
-    """Record this rank's header, and on rank 0 the duration of the launch."""
+    """Record this rank's header. On rank 0, also record the duration of the launch."""
     resumed = {"attempt": attempt.number, "resumed": attempt.step, "began": attempt.began}
     facts = {"threads": torch.get_num_threads(), **(resumed if attempt.number else {})}
     record.header(role=role(attempt.fit(experiment), record.comm.rank), **facts)
@@ -183,7 +183,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
 
 
 def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
-    """Copy the files of ranks on other machines into the job's folder, through rank 0."""
+    """Copy the files of other machines' ranks into the job's folder, through rank 0."""
     meet(world)
     home = world.bcast(str(folder))
     away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}

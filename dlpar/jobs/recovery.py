@@ -1,4 +1,4 @@
-"""Recovery from a rank's death: survivors agree on their state, and restart from the state they hold.
+"""Recovery from a rank's death: survivors agree on their state, then restart from the state they hold.
 
 A step is a transaction: exchanges of an interrupted step are discarded.  Equal replicas take the state of the
 replica with the most steps.  Servers go back to the latest version that all of them have; the copy on its

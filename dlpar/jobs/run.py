@@ -1,4 +1,4 @@
-"""Read a run folder of a live or finished run."""
+"""Reader of the run folder of a live or finished run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Status: ``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost``."""
+        """Run status: ``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost``."""
         live = self.live  # read before the end record, which is written while the run is live
         if end := self._end():
             return end["status"]
@@ -110,12 +110,12 @@ class Run:
 
     @property
     def errors(self) -> dict[int, Record]:
-        """Exceptions by rank: ``type``, ``message``, ``traceback``."""
+        """Exceptions by rank, each with ``type``, ``message`` and ``traceback``."""
         return dict(errors_in(self.path))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Summary of the run so far, as ``dlpar run --json`` prints it."""
+        """Summary of the run so far, in the form of ``dlpar run --json``."""
         with suppress(OSError, ValueError, RecursionError):  # it is missing or incomplete
             kept = json.loads(read_plain(self.path / "summary.json"))
             if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
@@ -130,7 +130,7 @@ class Run:
         return snapshots_in(self.path)
 
     def records(self) -> list[tuple[str, Record]]:
-        """Return every record written so far as ``(source, record)``."""
+        """Return all records written so far as ``(source, record)``."""
         return Tail(self.path).read_all()
 
     def global_steps(self) -> list[GlobalStep]:
@@ -138,7 +138,7 @@ class Run:
         return kept(self.global_steps_of_all())
 
     def global_steps_of_all(self) -> list[GlobalStep]:
-        """Combine the steps of all workers into global steps, attempt by attempt."""
+        """Combine all workers' steps into global steps, attempt by attempt."""
         steps = GlobalSteps(self.experiment.workers - self.experiment.backup, self.experiment.sync.runs_free)
         for rank, record in self._of_kind("step", "rank"):
             if record["k"] == "step":
@@ -224,7 +224,7 @@ class Run:
 
     @property
     def evals(self) -> pd.DataFrame:
-        """Results of tests on held-out samples: ``step t accuracy loss samples``."""
+        """Results of tests on held-out samples, with columns ``step t accuracy loss samples``."""
         rows = [record for _, record in self._of_kind("eval")]
         return _frame(rows, ["step", "t", "accuracy", "loss", "samples"])
 

@@ -88,7 +88,7 @@ def sweep(older_than: float = 60.0) -> None:
 
 
 def _memory_prefix() -> str:
-    """Return a prefix that separates users and DLPAR_RUNTIMEs in a folder shared by all users."""
+    """Return a prefix that separates users and DLPAR_RUNTIMEs in a shared folder."""
     return f"dlpar-{os.getuid()}-{hashlib.sha1(os.fsencode(runtime_folder())).hexdigest()[:6]}-"
 
 

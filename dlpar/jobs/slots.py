@@ -61,7 +61,10 @@ def keeper_socket() -> Path | None:
 
 
 def usual_slots() -> int:
-    """Return this machine's default number of slots: two for each core, at most :data:`MOST`."""
+    """Return this machine's default number of slots.
+
+    There are two slots for each core, at most :data:`MOST`.
+    """
     return min(MOST, 2 * cores())
 
 
@@ -117,7 +120,7 @@ class Talk(Connection):
             raise NoSlots(f"job slots: nobody gives them out at {path} ({why}); `dlpar slots` does") from None
 
     def hear(self) -> list[dict[str, Any]]:
-        """Return the keeper's new messages, after waiting at most 5 s for one.
+        """Wait at most 5 s for a new message, and return the keeper's new messages.
 
         A job in the queue gets ``{"ahead": 2, "paused": False}``, and finally ``{"go": True}``, which brings
         :attr:`files`.  A job that kept slots too long gets ``{"over": "…"}``, the reason.
@@ -238,7 +241,7 @@ class Keeper:
         return self.folder / f"slot-{number}"
 
     def _look(self) -> None:
-        """Find the taken slots by their locked files, including those of jobs from an earlier keeper."""
+        """Find the taken slots by their locked files. Jobs of an earlier keeper count."""
         for number in range(self.slots):
             if (file := lock(self._file(number))) is None:
                 self.taken.setdefault(number, Turn("somebody", None, time.monotonic()))
@@ -282,7 +285,7 @@ class Keeper:
                     self._say(turn.asker, {"over": why})
 
     def _tell(self) -> None:
-        """Tell each job in the queue how many jobs are ahead, if this number has changed."""
+        """Tell each queued job how many jobs are ahead if this number has changed."""
         for ahead, asker in enumerate(self.waiting()):
             news = {"ahead": ahead, "paused": self.paused}
             if news != asker.told:

@@ -155,7 +155,7 @@ class State:
         return state
 
     def _crc(self) -> int:
-        """Return a checksum of all numbers, in the order of names."""
+        """Return a checksum of all numbers in the order of their names."""
         crc = 0
         for name in sorted(self.tensors):
             crc = zlib.crc32(self.tensors[name].reshape(-1).view(torch.uint8).numpy(), crc)
@@ -181,7 +181,7 @@ def shard(folder: Path, step: int, rank: int) -> Path:
 
 
 def holder(e: Experiment, rank: int) -> int:
-    """Return the rank whose shard holds a rank's state.
+    """Return the rank whose shard contains a rank's state.
 
     Replicas that add up their gradients are equal after each step, and the first replica writes the state of all.
     """
@@ -266,7 +266,7 @@ class Attempt(NamedTuple):
         return cls()
 
     def fit(self, experiment: Experiment) -> Experiment:
-        """Return a run's experiment for the workers of this attempt."""
+        """Return a run's experiment with the workers of this attempt."""
         is_same = self.workers in (0, experiment.workers)
         return experiment if is_same else resized(experiment, self.workers)
 

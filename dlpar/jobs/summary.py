@@ -31,7 +31,7 @@ CHOICES = ("allreduce", "factors")
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the facts of an experiment that its :class:`Summary` needs, ready for JSON."""
+    """Return the facts of an experiment that its :class:`Summary` needs, in a form ready for JSON."""
     return {
         "workers": experiment.workers,
         "backup": experiment.backup,
@@ -74,7 +74,7 @@ class Summary:
         self.steps, self.time = GlobalSteps(workers - backup, runs_free), TimeSpent()
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Add records in any order, as :meth:`dlpar.jobs.tail.Tail.read` returns them."""
+        """Add records in any order. :meth:`dlpar.jobs.tail.Tail.read` returns such records."""
         steps, add = defaultdict(list), self.steps.add
         for source, record in records:
             if source == "job":
@@ -164,7 +164,7 @@ class Summary:
 
 
 def in_words(chosen: Mapping[str, Any]) -> dict[str, str]:
-    """Return a scheme's own choices in words, such as ``{"all-reduce": "tree for 3 buckets, ring for 1 bucket"}``."""
+    """Return a scheme's choices in words, as in ``{"all-reduce": "tree for 3 buckets, ring for 1 bucket"}``."""
     counts = Counter(name.replace("_", "-") for name in chosen.get("allreduce", ()))
     buckets = ", ".join(f"{name} for {n} bucket{'s' * (n != 1)}" for name, n in counts.items())
     layers = chosen.get("factors", 0)

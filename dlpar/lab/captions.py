@@ -104,7 +104,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
 
 
 def compared(unit: str, values: Mapping[str, float]) -> str:
-    """List values of runs with their ratios to the first: ``4 workers: 1,200 samples a second, 1.7 times …``."""
+    """List the runs' values and ratios to the first: ``4 workers: 1,200 samples a second, 1.7 times …``."""
     (base, least), *others = values.items()
     each = [f"{base}: {quantity(least)} {unit}"]
     each += [f"{name}: {quantity(value)}, {quantity(value / least)} times as many" for name, value in others]
@@ -161,7 +161,7 @@ def lead(most: Sequence[int], bound: int | None) -> str:
 
 
 def lanes(updates: Sequence[int]) -> str:
-    """Describe the staleness of the drawn arrows."""
+    """Describe the staleness that the drawn arrows show."""
     mean, n = quantity(sum(updates) / len(updates)), len(updates)
     text = f"Between the two ends of an arrow, the weights received {mean} updates of other workers"
     text = f"{text} on average, {max(updates)} at most (last {n} pushes)"
@@ -213,7 +213,7 @@ VERBS = {"compute": "computing", "communicate": "communicating", "wait": "waitin
 
 
 def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
-    """Describe the share of each kind of work in a window of time, averaged over the drawn ranks."""
+    """Describe the share of each kind of work in a time window, averaged over the drawn ranks."""
     parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     idle = 1 - sum(shares.values())
     parts += [f"{idle:.0%} between phases"] if idle >= 0.02 else []

@@ -25,7 +25,7 @@ ONLY_MEANT = {
 
 
 class Controls:
-    """Values of all fields, by their paths: ``workers``, ``model.width``.
+    """Values of all fields by their paths, such as ``workers`` or ``model.width``.
 
     If a part has several kinds, only the fields of the chosen kind are shown; the values of the
     others are kept.  A field that kinds define differently has a value for each kind, at first its default.
@@ -102,7 +102,7 @@ class Controls:
         return found
 
     def hidden(self) -> list[str]:
-        """Fields that have no effect with the chosen values."""
+        """Fields without effect under the chosen values."""
         settings = self.settings.items()
         return [p for p, setting in settings if not (self._of_chosen_kind(setting) and self._is_meant(p))]
 
@@ -201,7 +201,7 @@ NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
 
 
 def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
-    """Describe a field for the page: label, meaning, and kind of widget."""
+    """Describe a field for the page: label, meaning, and type of widget."""
     path, field, kind = setting.path, setting.field, unwrap(setting.field.annotation)
     meaning = f"one of {', '.join(setting.by_head)}" if setting.is_head else allowed(field)
     words = (field.title or WITH_UNIT.get(name := path.rpartition(".")[2]) or name).replace("_", " ")

@@ -34,7 +34,7 @@ def ledger() -> Path:
 
 
 def note(key: str, question: str, answer: Any, found: float | str, how: str, unit: str = "") -> None:
-    """Append a prediction and its result to the ledger, unless the question was not answered.
+    """Append a prediction and its result to the ledger. Skip a question that was not answered.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Return the latest entry of each question."""
+    """Return each question's latest entry."""
     found: dict[str, dict[str, Any]] = {}
     with suppress(OSError), open_plain(ledger()) as file:
         for line in file:

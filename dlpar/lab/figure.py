@@ -1,4 +1,4 @@
-"""Static figures with captions and data, in the style of the live figures."""
+"""Static figures with captions and data, in the live figures' style."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ Table = tuple[Sequence[str], Sequence[Sequence]]
 
 
 def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts: Any) -> Figure:
-    """Attach a caption to a figure and, optionally, a table that replaces the traces' points.
+    """Attach a caption to a figure.
+
+    An optional table replaces the traces' points.
 
     Parameters
     ----------
@@ -153,7 +155,7 @@ def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: 
 
 
 def require(fine: bool, sentence: str) -> None:
-    """Raise ValueError with a sentence unless a condition holds."""
+    """Raise ValueError with this sentence unless a condition holds."""
     if not fine:
         raise ValueError(sentence)
 

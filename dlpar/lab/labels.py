@@ -18,7 +18,7 @@ WITH_PUSHES = "ps or hogwild"
 
 
 def scheme(experiment: Experiment) -> str:
-    """Name a scheme: ``ring``, ``ps ssp(3)``, ``gossip exp2``, ``local SGD(8) ring``."""
+    """Name a scheme, as in ``ring``, ``ps ssp(3)``, ``gossip exp2``, ``local SGD(8) ring``."""
     words = [_sync(experiment.sync)]
     averaging = experiment.averaging
     if averaging.method != "none":
@@ -48,7 +48,7 @@ def _sync(sync: Any) -> str:
 
 
 def split(experiment: Experiment) -> str:
-    """Name a split: ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
+    """Name a split, as in ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
     cut = experiment.split
     sizes = " × ".join(map(str, cut.axes(experiment.workers).values()))
     return " ".join(word for word in (cut.kind, sizes, getattr(cut, "schedule", "")) if word)
@@ -101,7 +101,7 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def platform_in_words(experiment: Experiment) -> str:
-    """Describe the platform of paced and simulated runs: ``p100-25gbe as if the model were resnet50``."""
+    """Describe the platform of paced and simulated runs, as in ``p100-25gbe as if the model were resnet50``."""
     cluster = experiment.cluster
     text = written(cluster.platform or USUAL)
     text += f" as if the model were {cluster.stand_in_for}" if cluster.stand_in_for else ""
@@ -140,7 +140,7 @@ def flatten(experiment: Experiment, **chosen: Any) -> dict[str, Any]:
 
 
 def _as_one(flat: dict[str, Any], part: str, value: str) -> dict[str, Any]:
-    """Return fields with one value for a whole part."""
+    """Return fields in which one value stands for a whole part."""
     return {name: v for name, v in flat.items() if not name.startswith(f"{part}.")} | {part: value}
 
 

@@ -123,7 +123,7 @@ class Page(anywidget.AnyWidget):
         self.send({"is": kind, "sequence": self._sequence, "state": state, "figures": told}, buffers)
 
     def _replace(self) -> None:
-        """Close the widget that the same cell showed when it last ran."""
+        """Close the widget that the same cell displayed in its last run."""
         if found := this_cell():
             cell, execution = found
             for made_in, earlier in _of_cell[cell]:

@@ -221,7 +221,7 @@ class Panel(RunPage):
         self.run()
 
     def _watch_instead(self) -> None:
-        """Leave the queue, and play the newest run of this kind."""
+        """Leave the queue, and play the newest recorded run of this kind."""
         like = newest_like(self.experiment)
         if like is None:
             raise LookupError("you have no recording of a run of this kind yet")
@@ -270,7 +270,7 @@ class Panel(RunPage):
                 self._states[rank_of(source)] = "slow" if factor > 1 else ""
 
     def refresh(self, alive: bool) -> None:
-        """Show the records taken so far, and the ranks of a job."""
+        """Show the records taken so far and a job's ranks."""
         e = self._front.experiment
         shown = [rank for rank in theme.ranks(e) if rank in self._states] if self.job else []
         self.tell(ranks=[[rank, rank_name(e, rank), self._states[rank]] for rank in shown])
@@ -294,7 +294,7 @@ class Panel(RunPage):
         self.flush()
 
     def _end_recording(self) -> None:
-        """End a playing recording, so that nobody has to wait for its end."""
+        """End a playing recording, so that nobody waits for its end."""
         if self.running and not self.job:
             self.leave()
 
@@ -348,7 +348,7 @@ class Offer:
         self._panel.tell(offer={"text": words, "actions": ["undo", "away"]})
 
     def undo(self) -> None:
-        """Restore the controls from before the first press of "Take it", and show the offer again."""
+        """Restore the controls from before the first "Take it", and show the offer again."""
         self._panel.restore(self._before)
         self.away()
         if self._experiment is not None:

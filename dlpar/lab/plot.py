@@ -90,7 +90,7 @@ class Drawing:
             self._stale = True
 
     def remove(self, beginning: str = "") -> None:
-        """Remove the traces whose keys begin with a prefix."""
+        """Remove the traces with keys that begin with a prefix."""
         with self._guard:
             self._traces = {k: trace for k, trace in self._traces.items() if not k.startswith(beginning)}
             self._stale = True
@@ -150,7 +150,7 @@ class Drawing:
                 self.caption = self._news["caption"] = sentence
 
     def static(self) -> Figure:
-        """Return the figure as it is now, with its caption."""
+        """Return the present figure with its caption."""
         with self._guard:
             layout = {**self.looks["layout"], "height": self.looks["height"]}
             layout["meta"] = {"caption": self.caption}
@@ -218,7 +218,7 @@ class Series:
 
     @property
     def rows(self) -> np.ndarray:
-        """Kept rows, float64 of shape (points, columns)."""
+        """Rows that are kept, float64 of shape (points, columns)."""
         return self._rows[: self._size]
 
     def add(self, row: Sequence[float]) -> None:
@@ -228,7 +228,7 @@ class Series:
         self.seen += 1
 
     def finish(self, row: Sequence[float]) -> None:
-        """End the curve with its last `row`, whether or not the stride falls on it."""
+        """End the curve with its last `row`, even if the stride does not fall on it."""
         if not self._size or self._rows[self._size - 1, 0] != row[0]:
             self._push(row)
 
@@ -337,7 +337,7 @@ class Plot(Drawing):
         self.runs[run.key], self._drawn = run, 0.0
 
     def forget(self, key: str) -> None:
-        """Remove a run, if it is shown and not in front."""
+        """Remove a run if it is shown and not in front."""
         self.runs.pop(key, None)
         self.kept.pop(key, None)
         self.remove(f"{key} ")

@@ -316,7 +316,7 @@ class RunPage(Page):
         self.tell(tabs=[*self.figures], front=front if front in self.figures else next(iter(self.figures)))
 
     def _rate(self) -> float | None:
-        """Return the mean samples/s of the run in front so far."""
+        """Return the front run's mean samples/s so far."""
         found = self.figures.get(Throughput.title)
         return found.kept[found.front.key].mean if found and found.runs else None
 
@@ -338,7 +338,7 @@ class RunPage(Page):
         self._status.show_facts(self._board.ranks, self._board.slip, "the same in all runs" if same else "")
 
     def _leave_queue(self) -> None:
-        """Withdraw the alternatives to waiting in the queue."""
+        """Withdraw the offered alternatives to waiting in the queue."""
         if self._queued_at == math.inf:
             self.tell(offer=None)
         self._queued_at = 0.0
@@ -369,7 +369,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
 
 
 class Status:
-    """Sender of progress, facts and log of the run in front to a page."""
+    """Sender of the front run's progress, facts and log to a page."""
 
     def __init__(self, page: Page, experiment: Experiment) -> None:
         self.page, self.prefix = page, ""
@@ -407,7 +407,7 @@ class Status:
         self.show_log()
 
     def _speed(self, seconds: float, rate: float | None) -> list[str]:
-        """Describe the time spent, with its clock, and the samples/s."""
+        """Describe the elapsed time, with its clock, and the samples/s."""
         world = self.experiment.cluster.world
         clock = "" if world == "real" else f" on the {theme.CLOCKS[world]} clock"
         return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]
@@ -453,7 +453,7 @@ class Status:
         self.page.tell(facts=list(facts.items()))
 
     def show_log(self) -> None:
-        """Show the end of the ranks' output, and every traceback with its rank."""
+        """Show the end of the ranks' output. Show every traceback with its rank."""
         log = self.path / "log.txt"
         size = log.stat().st_size if log.exists() else 0
         if size + len(self.errors) == self._log_size:

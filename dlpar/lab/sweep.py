@@ -24,7 +24,7 @@ LOOK = 0.05
 
 @dataclass(eq=False)
 class Outcome:
-    """An experiment of a sweep and its result.
+    """Experiment of a sweep, with its result.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Outcome:
 def all_done(
     experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None
 ) -> list[Outcome]:
-    """Run experiments as :func:`run_all` does, and require that all are done.
+    """Run experiments as :func:`run_all` does. Require that all are done.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bo
 
 
 def _note(outcome: Outcome, job: Job) -> None:
-    """Note the status of a job that has ended."""
+    """Record the status of a job that has ended."""
     status = job.run.status
     outcome.status = status if status in ("done", "stopped") else "failed"
     outcome.reason = "" if status == "done" else job.run.reason or f"the job is {status}"

@@ -1,4 +1,4 @@
-"""Style of all figures: one colour for each scheme, a second sign besides colour, and equal axis titles."""
+"""Style of all figures: each scheme has one colour and a second sign, and axis titles are the same."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ OTHER = Phase("other", GREY)
 
 
 def titles(worlds: Iterable[str]) -> dict[str, str]:
-    """Return `TITLES` with the clocks of these worlds in the title of seconds."""
+    """Return `TITLES` with these worlds' clocks in the title of the seconds axis."""
     clocks = {CLOCKS[world] for world in worlds}
     if clocks <= {"wall"}:
         return TITLES
@@ -149,7 +149,7 @@ def result(name: str, colour: str, source: str, symbol: str = "circle", **more: 
 
 
 def rank_line(rank: int, crowded: bool = False) -> Look:
-    """Return name, line and marker of `rank` as plotly attributes, distinct with and without colour.
+    """Return plotly attributes of `rank`: name, line and marker, distinct with and without colour.
 
     With `crowded`, the legend has no ranks, and hovering shows the rank.
     """
@@ -208,7 +208,7 @@ def phase_bar(name: str) -> Look:
 
 
 def hatch(shape: str) -> Look:
-    """Return plotly's pattern of a bar by its shape."""
+    """Return plotly's pattern for a bar's shape."""
     hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 6, "solidity": 0.25}
     return {"shape": shape, **hatch} if shape else {}
 
@@ -255,7 +255,7 @@ def log_axis(
 
 
 def rows(names: Sequence[str], **more: Any) -> Look:
-    """Return a vertical axis with a row for each name, the first on top."""
+    """Return a vertical axis with a row for each name. The first row is on top."""
     ticks = {"tickvals": list(range(len(names))), "ticktext": list(names), "showgrid": False}
     return axis("", (len(names) - 0.5, -0.5), **{**ticks, **more})
 
@@ -272,7 +272,7 @@ def layout(**more: Any) -> Look:
 
 
 def unit_of(nbytes: float) -> tuple[float, str]:
-    """Return the scale and the name of the unit in which bars of at most this many bytes are drawn."""
+    """Return the scale and the name of the unit for bars of at most this many bytes."""
     return (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
 
 

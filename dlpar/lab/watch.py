@@ -108,7 +108,7 @@ class Watch(Reader):
                 self._cancelled.wait(min(READ_EVERY, due) if due > 0 else READ_EVERY)
 
     def _lost(self) -> bool:
-        """Return whether no process has held the run for a while."""
+        """Return whether no process has held the run for some time."""
         now = time.monotonic()
         if now - self._checked > 0.5:
             self._checked = now
@@ -197,7 +197,7 @@ LISTED = 20
 
 
 def recordings() -> list[dict[str, Any]]:
-    """Return the newest ended runs: id, experiment in words, and whether the run can be resumed."""
+    """Return the newest ended runs: id, description, and whether the run can be resumed."""
     found = ((run, f"{with_world(str(e), e)} ({run.id})") for run, e in _readable(LISTED) if has_ended(run))
     can_resume = lambda run: run.status != "done" and bool(run.snapshots)
     return [{"id": run.id, "says": says, "resumes": can_resume(run)} for run, says in found]

@@ -1,4 +1,4 @@
-"""Partition of a list of layers into parts of about equal cost, or as the experiment specifies.
+"""Partition of a list of layers into parts: of about equal cost, or as the experiment specifies.
 
 The smallest unit is a layer with weights, together with the layers without weights that follow. So an
 activation or a pooling never forms a part alone.

@@ -99,7 +99,7 @@ class PipelineSplit(Split):
             self._forward_pass(action)
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
-        """Yield the actions of a step, each with its successor."""
+        """Yield a step's actions, each with its successor."""
         # With a flush all steps share one list of actions, and no action follows its last.
         actions = self.steps[step % len(self.steps)]
         following = [each[0] for each in self.steps[step + 1 : step + 2]]
@@ -146,7 +146,7 @@ class PipelineSplit(Split):
     # ---- messages -----------------------------------------------------------------------
 
     def _listen(self, action: Action | None) -> None:
-        """Post the receive of an action's message, if it needs one."""
+        """Post the receive of an action's message if the action needs one."""
         if action is None or action in self._coming:
             return
         boundary = self.chunks[action.chunk].takes[action.kind]
@@ -165,7 +165,7 @@ class PipelineSplit(Split):
         return room
 
     def send(self, action: Action, result: Tensor) -> None:
-        """Start sending a forward pass's result to the next part, or a backward pass's to the previous part."""
+        """Start sending a pass's result: forward to the next part, or backward to the previous part."""
         number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
         # A result already has this shape and type, except in a world that computes no values: it is a single
         # number there.
@@ -411,7 +411,7 @@ class Chunk:
             return self.task.criterion(output, y) if self.is_last else narrowed(output)
 
     def _compute(self, work: Callable[[], Any], share: float) -> Any:
-        """Do `work` at the cost of `share` samples."""
+        """Execute `work` at the cost of `share` samples."""
         return work() if self.charges else self.task.comm.compute(work, cost=self.flops * share)
 
 

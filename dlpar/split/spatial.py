@@ -192,7 +192,7 @@ class Gather(nn.Module):
         return pair(x, forward=self._gathered, backward=self._own_piece)
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """Return features in the order in which one process has them."""
+        """Return features in the order of a single process."""
         self._shape = (*x.shape[:2], *map(len, self.whole))
         images = self.group.comm.empty(self._shape, x.dtype)
         parts = [images[index(place, self.whole)] for place in self.places]
@@ -267,7 +267,7 @@ class Windowed(nn.Module):
         return self._together()
 
     def _of_input(self, gradient: Tensor) -> Tensor | None:
-        """Return the gradient of this rank's piece of the input, if needed.
+        """Return the gradient of this rank's piece of the input if it is needed.
 
         The border comes first: the gradient of the halo travels while the gradient of the interior is
         computed.
@@ -487,7 +487,7 @@ class Window(NamedTuple):
     dilation: int = 1
 
     def outputs(self, size: int) -> int:
-        """Count the positions of the output where the input has `size`."""
+        """Count the output positions for an input of length `size`."""
         return max(0, (size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1)
 
     def reads(self, outputs: range) -> range:

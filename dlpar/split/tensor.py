@@ -160,7 +160,7 @@ def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
 
 
 def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> Any:
-    """Copy some outputs of a layer (dim 0), some inputs without the bias (1), or all of it (None)."""
+    """Copy a piece of a layer: some outputs (dim 0), some inputs without the bias (1), or all (None)."""
     piece = copy.deepcopy(layer)
     for name, parameter in layer.named_parameters(recurse=False):
         setattr(piece, name, None if dim and name == "bias" else share_of(parameter, group, dim))

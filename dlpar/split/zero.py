@@ -93,7 +93,7 @@ class Sharded:
         self.weights.let_go()
 
     def expect_gradient(self) -> None:
-        """Allocate the gradient for the backward pass, while the parameters are whole."""
+        """Allocate the gradient for the backward pass while the parameters are whole."""
         self.gradient.take()
         self.gradient.flat.zero_()
         for parameter, piece in zip(self.parameters, self.gradient.pieces):

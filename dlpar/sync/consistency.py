@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Consistency:
-    """Rules for when a server applies pushes, and when it lets a client continue.
+    """Rules that decide when a server applies pushes and when it lets a client continue.
 
     Attributes
     ----------

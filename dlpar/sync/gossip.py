@@ -191,7 +191,7 @@ class OnePeer(RandomPeers):
     most_peers = 1
 
     def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the workers in their order, and the distances to a worker's receivers in this round."""
+        """Return the workers in order, and the distances to a worker's receivers in this round."""
         return range(workers), [one_peer_shift(self.rounds, workers)] * self.peers
 
 
@@ -249,7 +249,7 @@ class Pairwise(Gossip):
 
     @property
     def own_weights(self) -> Tensor:
-        """Return a copy of this worker's weights, taken while no average changes them."""
+        """Return a copy of this worker's weights. No average changes them during the copy."""
         with self.guard:
             return self.weights.clone()
 
@@ -306,7 +306,7 @@ class Pairwise(Gossip):
         return {**super().facts(), "staleness": self.stale, "lead": self.lead}
 
     def _average(self, comm: Comm, weights: Tensor) -> None:
-        """Average with one partner, in parallel with an active worker's computation."""
+        """Average with one partner while an active worker computes."""
         if not self.partners:
             return
         partner = int(self.draw.choice(self.partners))
@@ -320,7 +320,7 @@ class Pairwise(Gossip):
             self._meet(comm, weights, partner)
 
     def _answer(self, comm: Comm, weights: Tensor) -> None:
-        """Answer until all partners have left, in parallel with a passive worker's computation."""
+        """Answer until all partners have left, while a passive worker computes."""
         present = len(self.partners)
         while present:
             arrival = comm.recv(self.theirs.wire, ANY, ANY)

@@ -114,7 +114,7 @@ class Hogwild(Scheme):
 
 
 class ConflictMeter:
-    """Meter that observes some of the weights, cheaply enough for every step.
+    """Meter that observes some of the weights. It is cheap enough for every step.
 
     Each worker sums up its additions in private, and finally compares the sums with the change of the
     weights.  A sparse update leaves its own stamp on each watched weight that it writes.  A stamp that
@@ -163,12 +163,15 @@ class ConflictMeter:
         self.path += np.abs(recent).sum(axis=0, dtype=np.float64)
 
     def report(self) -> None:
-        """Share the sum of this worker's additions with the others."""
+        """Send this worker's sum of additions to the others."""
         self._sum_up()
         self.totals[self.comm.rank] = -self.lr * self.sum, self.lr * self.path
 
     def lost(self) -> float:
-        """Return missing additions over the magnitude of all additions, once all workers have reported."""
+        """Return the magnitude of missing additions over that of all additions.
+
+        All workers must have reported.
+        """
         gained = self.weights[self.places] - self.first
         added, path = self.totals.sum(axis=0)
         return float(np.abs(added - gained).sum() / max(path.sum(), 1e-300))

@@ -13,7 +13,7 @@ class CannotGoOn(RuntimeError):
 
 
 class Crew(NamedTuple):
-    """Roles of the processes after some deaths.
+    """Roles of the processes after deaths.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ def without(e: Experiment, stay: list[int], servers: int, spares: int) -> Experi
 
 
 def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
-    """List the edges between the remaining workers, by their new numbers."""
+    """Return the edges between the remaining workers, with new worker numbers."""
     is_directed = e.sync.exchange == "push_sum"
     graph = (receivers if is_directed else neighbours)(e.sync, e.workers, e.seed)
     edges = [
@@ -99,13 +99,13 @@ def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
 
 
 def resized(e: Experiment, workers: int) -> Experiment:
-    """Return an experiment for another number of workers, with the same global batches."""
+    """Return an experiment for another number of workers and the same global batches."""
     same = {"scaling": "strong", "batch": e.global_batch}
     delays = _delays_of(e, dict(enumerate(range(workers))))
     return e.replace(workers=workers, delays=delays, deaths={"die": {}}, **same)
 
 
 def _delays_of(e: Experiment, new: dict[int, int]) -> dict[str, dict[int, float]]:
-    """Return the delays of the remaining workers, by their new numbers."""
+    """Return the delays of the remaining workers, with new worker numbers."""
     of = lambda delays: {new[old]: value for old, value in delays.items() if old in new}
     return {"straggler": of(e.delays.straggler), "stall": of(e.delays.stall)}

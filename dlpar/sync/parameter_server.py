@@ -211,7 +211,7 @@ class Shard:
 
 
 class Client:
-    """Client that pushes gradients and gets weights: a worker, or a leaf server on behalf of its group.
+    """Client that pushes gradients and gets weights. It is a worker, or a leaf server for its group.
 
     Parameters
     ----------
@@ -266,7 +266,9 @@ class Client:
         self.receive()
 
     def push(self, bucket: int, gradient: Tensor, answered: bool = True, wire: Tensor | None = None) -> None:
-        """Send each server its range of a bucket's gradient, or one `wire` for all ranges.
+        """Send each server its range of a bucket's gradient.
+
+        Alternatively, send one `wire` for all ranges.
 
         If `answered`, the servers' weights come with :meth:`receive`.
         """
@@ -297,7 +299,7 @@ class Client:
         self.going_on = bool(go)
 
     def leave(self) -> None:
-        """Stop pushing, and take the final weights after every client's last push."""
+        """Stop pushing. Take the final weights after every client's last push."""
         for bucket in range(len(self.buckets)):
             self.ask(bucket, Kind.LEAVE)
         self.receive()

@@ -64,7 +64,7 @@ def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.Tensor], stamp: int) -> None:
-    """Raise a ValueError, in a sentence, if the stamps or the number of conflicts are wrong."""
+    """Raise a ValueError with a sentence if the stamps or the number of conflicts are wrong."""
     written, (seen, before, stamps) = change != 0, of
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):

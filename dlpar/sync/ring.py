@@ -71,7 +71,7 @@ class Ring(Scheme):
         return self._quickest() if sync.allreduce == "auto" else ALLREDUCE[sync.allreduce]
 
     def _quickest(self) -> Collective:
-        """Measure the ranks' speed with a chunk of the longest bucket, and choose the algorithms."""
+        """Measure the ranks' speed with a chunk of the longest bucket. Then choose the algorithms."""
         comm, buckets = self.comm, self.replica.buckets
         self._speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
         names = [quickest(comm.size, bucket.nbytes, self._speed) for bucket in buckets]

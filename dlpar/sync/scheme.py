@@ -85,7 +85,10 @@ class Scheme:
         return self.optimizer.nbytes
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about the last step for its record: at least ``staleness`` (updates) and ``lead`` (clocks)."""
+        """Return facts about the last step for its record.
+
+        They include ``staleness`` (updates) and ``lead`` (clocks).
+        """
         return {"staleness": 0, "lead": 0}
 
 
@@ -109,7 +112,7 @@ class Tickets:
         self.clock, self.before = own, done * self.workers
 
     def steps(self, agree: Callable[[bool], bool]) -> Iterator[int]:
-        """Yield this worker's clocks, 0, 1, 2, ..., while worker-steps are left.
+        """Yield this worker's clocks 0, 1, 2, ... while worker-steps are left.
 
         `agree` makes the ranks of one replica do the same steps.
         """
@@ -124,5 +127,5 @@ class Tickets:
 
     @property
     def done(self) -> int:
-        """Return how many global steps (of `workers` worker-steps) began before this worker's last one."""
+        """Return how many global steps of `workers` worker-steps began before this worker's last worker-step."""
         return min(self.last // self.workers, self.all_steps)

@@ -90,7 +90,10 @@ class Server:
         """Copy the predecessor's weights and optimizer state in a chain of servers. Collective."""
 
     def resume(self, done: int) -> None:
-        """Answer all clients of a run resumed after `done` global steps, as after their last pushes."""
+        """Answer all clients of a run resumed after `done` global steps.
+
+        The answers are those to their last pushes.
+        """
         self.pushes = self.started = done * self.total // self.experiment.steps
         self.read = dict.fromkeys(self.clients, -1)
         if self.rule.bound == 0:
@@ -190,7 +193,7 @@ class Server:
         self.comm.compute(lambda: self.optimizer.step(self.sum), cost=2 * len(self.sum))
 
     def goes_on(self) -> bool:
-        """Return whether a client may start another step if it is answered now."""
+        """Return whether a client that is answered now may start another step."""
         return self.started < self.total or not self.is_first
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:

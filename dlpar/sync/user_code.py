@@ -37,7 +37,7 @@ class NotFacts(TypeError):
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """Make the scheme that an experiment carries as code, ready on this worker.
+    """Make the scheme that an experiment carries as code. It is ready on this worker.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ TRAINING = ("one model", "averaged models")
 
 @cache
 def works() -> dict[str, list[dict[str, Any]]]:
-    """Return the works of each lab: authors, method, reported result, and the record that runs here."""
+    """Return the works of each lab: authors, method, reported result, and the record run here."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
@@ -99,7 +99,7 @@ def place(system: System) -> tuple[str, str, str]:
 
 
 def place_of(experiment: Experiment) -> tuple[str, str, str]:
-    """Return the place of an experiment on the map, even of an unpublished combination."""
+    """Return an experiment's place on the map. The combination may be unpublished."""
     sync = experiment.sync
     bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
     zero = getattr(experiment.split, "zero", 0)

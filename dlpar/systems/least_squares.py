@@ -29,7 +29,7 @@ class LeastSquares:
         return (errors @ errors / len(self.x)).item(), 2 * x.T @ errors / len(self.x)
 
     def cost(self, of: int) -> float:
-        """Return a cost of 1 GFLOP a sample, as for a large model."""
+        """Return a cost of 1 GFLOP a sample. A large model has such a cost."""
         return 1e9 * len(self.x) / of
 
 

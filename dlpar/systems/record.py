@@ -142,7 +142,7 @@ def find(name: str, systems: Iterable[System]) -> System:
 
 
 def run(system: System, jobs: int = 2) -> Runs:
-    """Run all experiments or programs of a system, `jobs` at a time, and wait for the end.
+    """Run a system's experiments or programs, `jobs` at a time, and wait for all.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experi
 
 
 def platform_file(name: str) -> str:
-    """Return the file of the platform that a system was measured on, or the platform's name."""
+    """Return the platform file of the machine that a system was measured on, or the platform's name."""
     file = Path(__file__).with_name("platforms") / f"{name}.toml"
     return str(file) if file.exists() else name
 
@@ -221,7 +221,7 @@ def apart(first: Run, *others: Run) -> float:
 
 
 def same_as_alone(**fields: Any) -> dict[str, Experiment]:
-    """Return a short float64 training by a system, and the same training by one process."""
+    """Return a short float64 training by a system and the same training by one process."""
     training = {"workers": 4, "steps": 20, "dtype": "float64", "evaluate_every": 1000}
     cluster = {"world": "simulated", **fields.pop("cluster", {})}
     system = Experiment(**{**training, **fields}, cluster=cluster)

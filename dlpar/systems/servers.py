@@ -130,7 +130,7 @@ def _minerva() -> dict[str, Experiment | Program]:
 def _on_paper(
     platform: str, layers: Sequence[Layer], devices: int, model: int, batch: int, slower: float = 1.0
 ) -> float:
-    """Return the samples a second of a model whose layers `model` devices share."""
+    """Return the samples a second of a model with layers that `model` devices share."""
     given = layers, model, batch, slower
     return batch / max(
         program("on_paper:seconds", *given, ranks=devices, platform=platform, messages="sizes")()

@@ -15,7 +15,7 @@ from dlpar.sync.table import Table, serve
 
 
 def texts() -> Dataset:
-    """Return docstrings as word counts, in float64."""
+    """Return docstrings as float64 word counts."""
     return load(Data(name="docstrings"), 0, torch.float64, "logistic")
 
 
@@ -36,7 +36,7 @@ def direction(x: Tensor, y: Tensor, weights: Tensor, size: int) -> Tensor:
 def train(
     comm: Comm, servers: int, steps: int, size: int, lr: float, staleness: int = 0, threshold: float = 0.0
 ) -> dict[str, Any]:
-    """Train on all ranks except the last `servers`, which hold the table.
+    """Train on all ranks except the last `servers` ranks, which hold the table.
 
     Returns
     -------

@@ -101,7 +101,7 @@ def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
 
 
 def leaving(messages: int, link: Link, nbytes: float, eager: float = EAGER) -> float:
-    """Return the seconds until the last of several messages from one rank to others arrives."""
+    """Return the seconds until the last of one rank's messages to several ranks arrives."""
     if nbytes <= eager:  # it prepares one message while another leaves
         return incast(messages, link, nbytes)
     a_message = link.overhead + nbytes / link.bandwidth
@@ -151,7 +151,7 @@ def _binomial(n: int, a: float, b: float, busy: float) -> float:
 
 
 def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> float:
-    """Return the seconds of Spark's tree, level by level."""
+    """Return the seconds of Spark's tree, computed level by level."""
     messages = (math.ceil((before - after) / after) for before, after in levels(n, depth))
     return sum(incast(to_a_rank, link, nbytes, add) for to_a_rank in messages)
 

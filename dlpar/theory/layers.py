@@ -114,7 +114,7 @@ def _norm(name: str, output: Shape, channels: int) -> Layer:
 
 
 def _hidden(model: Model, shape: Shape) -> list[Layer]:
-    """Return the hidden layers of an mlp or a cnn, for inputs of some shape."""
+    """Return the hidden layers of an mlp or a cnn for inputs of a given shape."""
     found: list[Layer] = []
     for i in range(1, model.depth + 1):
         if model.name == "mlp":
@@ -210,7 +210,7 @@ def exchanges(experiment: Experiment) -> list[Exchange]:
 
 
 def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> list[Exchange]:
-    """Return the collectives of a transformer: b samples of s positions, h wide, v characters.
+    """Return a transformer's collectives for b samples of s positions, width h and v characters.
 
     Each block takes two all-reduces of b·s·h forward and two backward (Shoeybi et al., arXiv
     1909.08053, section 3).  The embedding takes one forward.  The output takes one backward,
@@ -232,7 +232,9 @@ def transformer_layer_elements(batch: int, context: int, width: int, ranks: int)
 def redundant_pieces(
     batch: int, inputs: int, neurons: int, ranks: int, redundancy: float
 ) -> tuple[int, int, int]:
-    """Return the pieces that each of t ranks sends t-1 times, for a fully connected layer with redundancy.
+    """Return the pieces that each of t ranks sends t-1 times.
+
+    The layer is fully connected and has redundancy.
 
     Each rank has n/t neurons with i inputs.  All ranks compute c of these neurons.  For b samples:
 
@@ -260,7 +262,7 @@ def redundant_pieces(
 
 
 def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
-    """Return the collectives of hidden layers whose ranks have neurons in common."""
+    """Return the collectives of hidden layers with ranks that share neurons."""
     ranks, redundancy = experiment.split.axes(experiment.workers)["tensor"], experiment.split.redundancy
     inputs, width, found = prod(INPUTS[experiment.data.name]), experiment.model.width, []
     for i in range(1, experiment.model.depth + 1):

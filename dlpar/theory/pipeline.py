@@ -194,7 +194,7 @@ def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> 
 
 
 def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None:
-    """Return the action that must end first: its kind, its part of the model, its micro-batch."""
+    """Return the action that must end first, with its kind, its part of the model and its micro-batch."""
     if action.kind == "F":
         return ("F", part - 1, action.micro) if part > 0 else None
     if action.kind == "B":

@@ -91,7 +91,9 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
 
 
 def expected_slowest(workers: int, timing: Timing) -> float:
-    """Return the expected time of the slowest of N workers over the mean time of one: E[max], at least 1.
+    """Return E[max], which is at least 1.
+
+    E[max] is the expected time of the slowest of N workers over the mean time of one worker.
 
     A bulk-synchronous step takes the mean times this factor: 1 for constant times, and
     1 + 1/2 + ... + 1/N for exponential times.

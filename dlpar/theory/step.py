@@ -189,15 +189,15 @@ class Costs:
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean seconds of a computation, on `rank` or on a rank that is not a straggler."""
+        """Return the mean seconds of a computation on `rank`, or on any rank that is not a straggler."""
         return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
 
     def overhead(self, rank: int) -> float:
-        """Return the seconds of a step that do not depend on its FLOPs."""
+        """Return the part of a step's seconds that does not depend on its FLOPs."""
         return self.platform.device.overhead * self.platform.stragglers.get(rank, 1.0)
 
     def bytes(self, elements: float) -> float:
-        """Return the bytes of a number of elements."""
+        """Return the bytes of this number of elements."""
         return elements * self.model.itemsize
 
     def hop(self, source: int, dest: int) -> Link:
@@ -260,7 +260,7 @@ def period(experiment: Experiment) -> int:
 
 
 def _allreduce(costs: Costs) -> PredictedStep | None:
-    """Predict an all-reduce in buckets, during the backward pass or after it."""
+    """Predict a bucketed all-reduce, during the backward pass or after it."""
     experiment, tensors = costs.experiment, costs.model.layers
     sync, n = experiment.sync, experiment.workers
     # A library's algorithm is unknown; the simulation uses a ring.
@@ -359,7 +359,7 @@ def _servers(costs: Costs) -> PredictedStep | None:
 
 
 def _neighbours(costs: Costs) -> PredictedStep | None:
-    """Predict an exchange of weights with a few neighbours: a + degree b for any number of workers.
+    """Predict an exchange of weights with a few neighbours. It costs a + degree b for any number of workers.
 
     If workers have neighbours at different distances, some messages queue at a port: the time is then up to
     a + (2 degree - 1) b.  Old weights are sent while the gradient is computed.

@@ -86,7 +86,7 @@ def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0
 
 
 def mtbf_of(nodes: float, failures: float) -> float:
-    """Return the mean seconds between failures of a job, which is proportional to 1 / nodes.
+    """Return a job's mean seconds between failures. The mean is proportional to 1 / nodes.
 
     Source: Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025
     (arXiv 2410.21680), which measures 6.50 failures in 1,000 days of nodes with 8 GPUs each.
@@ -103,7 +103,7 @@ def mtbf_of(nodes: float, failures: float) -> float:
 
 
 def copies_lost(nodes: int, copies: int, failed: int, placement: str = "group") -> float:
-    """Return the probability that nodes that fail together held all copies of a node's state.
+    """Return the probability that all copies of a node's state were on nodes that failed together.
 
     Any set of `failed` nodes is equally likely.
 

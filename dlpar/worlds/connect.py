@@ -1,4 +1,4 @@
-"""Connection of this rank: from an experiment's cluster to a communicator."""
+"""Connection of this rank from an experiment's cluster to a communicator."""
 
 from __future__ import annotations
 

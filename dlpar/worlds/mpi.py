@@ -196,7 +196,7 @@ class MPIComm(Comm):
         return part
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
-        """Return this rank on another communicator of MPI."""
+        """Return this rank on another MPI communicator."""
         part = MPIComm(mpi, self.device, self.zero)
         part.traffic, part.world = self.traffic, self.world
         self.world.groups.append(mpi)
@@ -339,7 +339,7 @@ def whole(wire: torch.Tensor) -> list[Any]:
 
 @cache
 def _type_of(nbytes: int) -> MPI.Datatype:
-    """Make an MPI type of this many bytes: some pieces, and the rest."""
+    """Make an MPI type of this many bytes, as some pieces and the rest."""
     count, rest = divmod(nbytes, PIECE)
     kinds = [MPI.BYTE.Create_contiguous(PIECE), MPI.BYTE]
     return MPI.Datatype.Create_struct([count, rest], [0, count * PIECE], kinds).Commit()
@@ -421,7 +421,7 @@ BETWEEN_HOSTS = 5e-5
 
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``look(*arguments)`` until the result is neither None nor False, and return the result."""
+    """Call ``look(*arguments)`` until the result is neither None nor False. Return that result."""
     for _ in range(LOOKS):
         if found := look(*arguments):
             return found

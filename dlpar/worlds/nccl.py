@@ -131,7 +131,7 @@ class DistributedComm(MPIComm):
         return dist.P2POp(call, _bytes_of(tensor), self._global[peer], self.group)
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Return whether MPI must carry a tensor, because this carrier cannot reach it."""
+        """Return whether MPI must carry a tensor because this carrier cannot reach it."""
         return tensor.device.type != self.device.type
 
     def _goes_by_mpi(self, into: torch.Tensor, source: int, tag: int) -> bool:

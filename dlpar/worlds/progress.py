@@ -70,7 +70,7 @@ class _Started:
 
 
 def _use_own_stream(device: torch.device) -> None:
-    """Set the new thread's GPU to its rank's GPU, with a separate stream."""
+    """Set the new thread's GPU to its rank's GPU. The thread gets its own stream."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))

@@ -127,7 +127,7 @@ def _live(handle: int, space: dict[str, Any]) -> NoReturn:
 
 
 def _holes() -> list[str]:
-    """Name everything that an answer in a box can reach but must not."""
+    """Name everything that an answer in a box can reach although it must not."""
     found = [f"the network {name}" for _, name in socket.if_nameindex() if name != "lo"]
     found += [f"{folder}, to write there" for folder in WATCHED if os.access(folder, os.W_OK)]
     found += [f"what is in {folder}" for folder in HIDDEN if os.path.isdir(folder) and os.listdir(folder)]
@@ -160,13 +160,13 @@ def _called(answer: str, space: dict, name: str, given: list, named: dict) -> by
 
 
 def _line() -> str:
-    """Name the line of the answer that is running."""
+    """Return the line of the answer that is running."""
     lines = [line for frame, line in traceback.walk_stack(None) if frame.f_code.co_filename == ANSWER]
     return f"{ANSWER}:{lines[0] if lines else '?'}"
 
 
 class CellComm:
-    """Communicator of a rank in its cell: passes send, receive and barrier to the judge.
+    """Communicator of a rank in its cell. It passes send, receive and barrier calls to the judge.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ class CellComm:
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
 
     def ask(self, *question: Any) -> Any:
-        """Pass a call to the judge, with the line of the answer, and return the result."""
+        """Pass a call to the judge with the answer's line, and return the result."""
         self.judge.send_bytes(packed((*question, _line())))
         return pickle.loads(self.judge.recv_bytes())
 

@@ -111,7 +111,7 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
 
 
 def _imports(code: str) -> list[str]:
-    """Return the import statements at the top level, in order."""
+    """Return the top-level import statements in order."""
     return [ast.unparse(one) for one in ast.parse(code).body if isinstance(one, (ast.Import, ast.ImportFrom))]
 
 
@@ -161,7 +161,7 @@ def students(where: str) -> list[str]:
 
 
 def handed_in(where: str, student: str, lab: str) -> list[Any]:
-    """Read the cells of a student's notebook, without links, other accounts' files or pipes.
+    """Read the cells of a student's notebook. Links, other accounts' files and pipes are refused.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ class Course:
         return labs
 
     def record(self, student: str, lab: str, notebook: NotebookNode, verdict: Verdict) -> None:
-        """Record a student's points and feedback for a lab."""
+        """Store a student's points and feedback for a lab."""
         check = part(notebook, "check")
         check.outputs = [new_output("stream", name="stdout", text=verdict["said"])]
         self._write("autograded", f"{student}/{lab}", lab, notebook)

@@ -87,7 +87,7 @@ def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
 
 
 class Cells:
-    """The cells of one answer, by rank, and the simulated ranks that call it.
+    """Cells of one answer, by rank, and the simulated ranks that call it.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ async def report_for_ever(activity: dict[str, Any]) -> None:
 
 
 async def report(activity: dict[str, Any]) -> None:
-    """Report once, and execute the requests in the answer.
+    """Report once and execute the requests in the answer.
 
     A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has changed.
     """

@@ -1,4 +1,4 @@
-"""Exercise of lab 09: check a pipeline schedule as data, by its times, and on ranks that train."""
+"""Exercise of lab 09: check a pipeline schedule as data, by its times, and by training on ranks."""
 
 from __future__ import annotations
 
@@ -137,7 +137,10 @@ def _too_many(lists: list[list[Action]]) -> str:
 
 
 def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
-    """Name the earliest action that begins later than in 1F1B, if the bubble is larger."""
+    """Name the earliest action that begins later than in 1F1B.
+
+    Return an empty text unless the bubble is larger.
+    """
     allowed, found = bubble("1f1b", stages, microbatches), idle_share(bars)
     if found < allowed + 1e-9:
         return ""

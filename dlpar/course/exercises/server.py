@@ -1,4 +1,4 @@
-"""Exercises of labs 02 and 11: a server's answer to a push, checked at every push of its workers."""
+"""Exercises of labs 02 and 11: a server's answer to pushes, checked at every push of its workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Desk:
 
 
 def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = ()) -> Verdict:
-    """Run a server whose answer to a push is ``on_push(server, worker, gradient)``.
+    """Run a server that answers a push by ``on_push(server, worker, gradient)``.
 
     The function must move ``server.weights`` by the gradient, with the learning rate divided by the
     gradient's staleness (at least 1). It must count the update and the worker's clock, and note that the

@@ -28,7 +28,7 @@ def overlapped_training() -> Experiment:
 
 
 def _without_and_with(experiment: Experiment) -> list[Experiment]:
-    """Return an experiment without and with overlap."""
+    """Return an experiment without overlap and the same experiment with overlap."""
     return [experiment.replace(sync={"overlap": overlap}) for overlap in (False, True)]
 
 
@@ -45,7 +45,7 @@ def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **syn
 
 
 def _networks(how: str, **sync: float) -> dict[str, Experiment]:
-    """Return the four networks, with 64 images or 8 sequences a GPU."""
+    """Return the four networks. A GPU has 64 images or 8 sequences."""
     batches = {"vgg16": 64, "inception3": 64, "resnet101": 64, "bert-large": 8}
     titles = ("VGG-16", "Inception V3", "ResNet-101", "BERT-large")
     asked = (_on_16(name, batch=batch, **sync) for name, batch in batches.items())
@@ -65,7 +65,7 @@ def one_cause_less() -> dict[str, Experiment]:
 
 
 def parts_ms(run: Run) -> dict[str, float]:
-    """Return the ms of computing and sending in an overlapped step, and exposed communication in ms and %."""
+    """Return an overlapped step's ms of computing and sending, and its exposed communication in ms and %."""
     asked = run.experiment
     gpu, model = platform_of(asked), workload(asked.cluster.stand_in_for)
     sizes = [model.itemsize * layer.parameters for layer in model.layers]  # in the order of the backward pass

@@ -24,7 +24,7 @@ def first_run() -> Experiment:
 
 
 def four_times_faster() -> list[Experiment]:
-    """Train on one process, on as many processes as cores, and on twice as many.
+    """Train on one process, on as many processes as there are cores, and on twice as many.
 
     Layers are large, so that computing takes longer than messages.  A process has one thread, so that it
     cannot use a second core.

@@ -19,7 +19,7 @@ GOSSIP = Experiment(workers=4, model={"name": "mlp", "width": 64}, batch=128, sy
 
 
 def gossip_run() -> Experiment:
-    """Train four workers on a ring on handwritten digits, for a second or two."""
+    """Train four workers in a ring on handwritten digits for a second or two."""
     return Experiment(workers=4, model={"name": "mlp", "width": 64}, steps=150, sync="gossip")
 
 

@@ -12,7 +12,7 @@ TEXTS = Experiment(model="logistic", data="docstrings", lr=1.0, **COMMON)
 
 
 def shared_weights() -> Experiment:
-    """Let four processes write to one model of the texts, for a second or two."""
+    """Let four processes write to one model of the texts for a second or two."""
     return TEXTS.replace(batch=32, steps=400)
 
 
@@ -28,7 +28,7 @@ def races() -> dict[str, Experiment]:
 
 
 def in_turn(racing: Experiment) -> Experiment:
-    """Make the updates of `racing` in one process, one after the other, without races."""
+    """Make the updates of `racing` in one process, one after the other, so that there are no races."""
     n = racing.workers
     return racing.replace(workers=1, batch=racing.batch // n, steps=racing.steps * n, lr=racing.lr / n)
 

@@ -48,7 +48,7 @@ def one_process() -> dict[str, Experiment]:
 
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
-    """Run one device, two devices along each axis alone, and all three axes."""
+    """Run one device, two devices along each single axis, and all three axes."""
     by_itself = {f"{axis} 2": grid(platform, **{axis: 2}) for axis in ("data", "tensor", "pipeline")}
     return {"one device": grid(platform), **by_itself, "2 × 2 × 2": grid(platform, 2, 2, 2)}
 

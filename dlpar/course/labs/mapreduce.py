@@ -42,7 +42,7 @@ def _size_decides(times: list[CollectiveTime]) -> Shown:
 
 
 def digits_by_mapreduce() -> list[Experiment]:
-    """Train softmax regression on digits by map-reduce, on 1, 2 and 4 workers."""
+    """Train softmax regression on digits by map-reduce with 1, 2 and 4 workers."""
     common = Experiment(model="logistic", batch=512, steps=150, lr=0.5, sync="mapreduce", evaluate_every=75)
     return [common.replace(workers=workers, cluster={"threads": 1}) for workers in (1, 2, 4)]
 

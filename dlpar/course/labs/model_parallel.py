@@ -24,7 +24,7 @@ def split_in_two() -> Experiment:
 
 
 def heads_and_characters() -> Experiment:
-    """Split a transformer over four ranks, by heads, neurons and characters."""
+    """Split a transformer over four ranks by heads, neurons and characters."""
     model, cluster = {"name": "transformer", "width": 64}, {"world": "simulated", "platform": NVLINK}
     training = dict(workers=4, data="docstrings", batch=16, steps=10)
     return Experiment(model=model, **training, split="tensor", cluster=cluster)
@@ -76,7 +76,9 @@ def pieces_of_images() -> list[Experiment]:
 
 
 def redundant() -> list[Experiment]:
-    """Train a perceptron on four ranks: layers in pairs, then all by outputs with rising redundancy.
+    """Train a perceptron on four ranks.
+
+    First cut layers in pairs, then cut all by outputs with rising redundancy.
 
     With the least redundancy no neuron is computed twice: 0.001 of 64 neurons is none.
     """

@@ -50,7 +50,7 @@ def pull_apart() -> list[Experiment]:
 
 
 def server_that_waits() -> list[Experiment]:
-    """Train with a ring, and with one or two servers that wait for all workers (bsp)."""
+    """Train with a ring, and with one or two servers. Servers wait for all workers (bsp)."""
     ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
     return [ring, ring.replace(sync=ps()), ring.replace(sync=ps(servers=2))]
 

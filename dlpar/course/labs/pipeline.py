@@ -94,7 +94,7 @@ def small_micro_batches() -> list[Experiment]:
 
 
 def without_a_flush() -> list[Experiment]:
-    """Train by 1F1B and by PipeDream, which never drains, each with a small and a large learning rate."""
+    """Train by 1F1B and by PipeDream with a small and a large learning rate. PipeDream never drains."""
     four = {"name": "mlp", "width": 64, "depth": 4}  # equal layers, and the output layer with the last
     # The middle of the run is drawn, so it holds no evaluation, for which a pipeline stops.
     flush = _stages(four, "1f1b", steps=120, evaluate_every=30, optimizer="momentum", cluster=BERT)

@@ -52,7 +52,7 @@ def _latency_grows(times: list[list[CollectiveTime]]) -> Shown:
 
 
 def ring_always_wins(platform: str, ranks: int = 64) -> Collectives:
-    """Simulate ring, trees and halving-doubling from 1.2 MB to 178 MB (ResNet-101)."""
+    """Simulate ring, trees and halving-doubling for 1.2 MB to 178 MB (ResNet-101)."""
     names, sizes = ("ring", "tree", "double_tree", "halving_doubling"), (1.2e6, 12e6, 178e6)
     return Collectives(names=names, ranks=ranks, sizes=sizes, world="simulated", platform=platform)
 

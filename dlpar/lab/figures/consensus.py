@@ -24,7 +24,7 @@ COLUMNS = ("step", "distance")
 
 
 class Distance:
-    """Consensus distance of one run, step by step."""
+    """Consensus distance of one run after each step."""
 
     def __init__(self, plot: Plot, run: Shown, factor: float | None) -> None:
         self.experiment, self.factor, self.largest = run.experiment, factor, 0.0
@@ -133,7 +133,7 @@ def _mixed(first: tuple[int, float], factor: float, last: int) -> np.ndarray:
 
 
 def _decades(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis that shows all of `values` except perfect agreement."""
+    """Return the ends of a logarithmic axis for all of `values` except perfect agreement."""
     seen = values[np.isfinite(values) & (values > FLOOR)]
     if not len(seen):
         return -4.0, 1.0

@@ -1,4 +1,4 @@
-"""Figures of loss and held-out accuracy over steps, samples, seconds or bytes, and of the time to a goal."""
+"""Figures of loss and held-out accuracy over steps, samples, seconds or bytes, and of time to accuracy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Curve:
         self._plot, self._run, self._extra = plot, run, {}
 
     def _beside(self, name: str, **look: Any) -> Series:
-        """Return rows of the quantity drawn beside the loss, for runs that record it."""
+        """Return rows of the quantity beside the loss, for runs that record it."""
         if name not in self._extra:
             style, at = {**self._run.line, **look, "name": name, "showlegend": False}, {"x": "*", "y": "loss"}
             key = f"{self._run.key} {name}"
@@ -63,7 +63,7 @@ class Curve:
 
     @property
     def diverged(self) -> bool:
-        """Return whether the loss is NaN, infinite, or far above the first."""
+        """Return whether the loss is NaN, infinite, or far above the first loss."""
         return bool(self.samples) and not self.done.loss < 2 * self.first
 
     @property
@@ -228,7 +228,7 @@ def _ends(experiment: Experiment) -> dict[str, float]:
 
 
 def _latest(curve: Curve) -> dict[str, float]:
-    """Return the latest position of a curve on each horizontal axis."""
+    """Return a curve's latest position on each horizontal axis."""
     return dict(zip(COLUMNS, curve.loss.rows[-1])) if len(curve.loss) else {}
 
 

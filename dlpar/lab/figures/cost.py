@@ -338,7 +338,7 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
 
 
 def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
-    """Return the sentence with the largest error of the predictions."""
+    """Return the sentence about the largest error of the predictions."""
     known = {n: value for n, value in enumerate(predicted) if value}
     return " ".join([sentence, *captions.errors({"measured": dict(enumerate(found)), "predicted": known})])
 
@@ -455,7 +455,7 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def _but_buckets(outcome: Outcome) -> str:
-    """Return an experiment without its bucket size."""
+    """Return an experiment with its bucket size removed."""
     experiment, sync = outcome.experiment, outcome.experiment.sync
     require(sync.scheme == "ring", f"outcomes: got {sync.scheme}, allowed is ring: others send no buckets")
     return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()

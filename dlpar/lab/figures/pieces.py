@@ -54,7 +54,7 @@ class Axis(NamedTuple):
 
 
 def mesh(of: Experiment | Run) -> Figure:
-    """Draw the ranks of an experiment on the nodes of its platform, once for each axis of its mesh.
+    """Draw an experiment's ranks on the nodes of its platform, once for each axis of its mesh.
 
     Ranks of one colour and symbol form a group along an axis: they differ only in its coordinate. With a
     parameter server, groups along ``data`` also contain the servers of their part. Real ranks are on one node.
@@ -135,7 +135,7 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
 
 
 def _where(axis: Axis) -> str:
-    """State the number and size of the groups, and whether they cross nodes."""
+    """State the number and size of the groups, and whether groups cross nodes."""
     number, size = len(axis.groups), len(axis.groups[0])
     inside = {0: "inside nodes", number: "across nodes"}.get(axis.across, f"{axis.across} across nodes")
     return f"{number} group{'s' * (number > 1)} of {size}, {inside}"

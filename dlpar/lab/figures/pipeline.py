@@ -46,7 +46,7 @@ def stage_of(experiment: Experiment, rank: int) -> int:
 
 
 def has_flush(experiment: Experiment) -> bool:
-    """Return whether a step ends before the next one begins."""
+    """Return whether a step ends before the next step begins."""
     return experiment.split.traits.has_flush
 
 
@@ -71,7 +71,7 @@ def spans(run: Run) -> dict[int, list[Bar]]:
 
 
 def passes(bars: Iterable[Bar]) -> list[Bar]:
-    """Return the bars in which a micro-batch is computed."""
+    """Return the bars that compute a micro-batch."""
     return [bar for bar in bars if bar.kind in PASSES]
 
 

@@ -116,7 +116,7 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:
-    """Return the sizes of images that enter each layer of a spatial split, this rank's pieces, and halos."""
+    """Return a spatial split's image sizes at each layer, this rank's pieces, and halos."""
     sizes, pieces, halos = {}, [], []
     if isinstance(part, SpatialSplit):
         size = tuple(task.batch(0)[0].shape[-2:])
@@ -203,7 +203,7 @@ class SentBytesMeter:
 
     @contextmanager
     def during(self, doing: tuple[str, str]) -> Iterator[None]:
-        """Count the bytes sent inside the block for an activity."""
+        """Count for an activity the bytes sent inside the block."""
         self.found()
         self._doing.append(doing)
         yield

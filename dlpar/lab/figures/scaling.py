@@ -138,7 +138,7 @@ class Curve(NamedTuple):
 
     @property
     def rates(self) -> dict[int, float]:
-        """Return samples/s by the number of workers."""
+        """Return samples/s for each number of workers."""
         return {point.workers: point.rate for point in self.points}
 
 
@@ -184,7 +184,7 @@ def curve_names(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
-    """Draw the speed-up and efficiency of more workers, even if runs differ in steps or batch.
+    """Draw the speed-up and efficiency of more workers. Runs may differ in steps or batch.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
 
 
 def draw(drawn: Sequence[Curve]) -> Figure:
-    """Draw speed-up and efficiency over workers, and mark points at which two schemes are equally fast.
+    """Draw speed-up and efficiency over workers. Mark points at which two schemes are equally fast.
 
     Solid lines are measured (or paced), broad and faint lines are simulated, dashed lines are predicted, and
     dotted lines are ideal.

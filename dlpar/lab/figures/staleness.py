@@ -95,7 +95,7 @@ class RankLines(Plot):
             self.grow("seconds", latest, ended)
 
     def time_axes(self) -> dict[str, theme.Look]:
-        """Return the horizontal axis of the lines at the start of a run."""
+        """Return the lines' horizontal axis at the start of a run."""
         name = "seconds" if self.over_time else "step"
         end = 1.0 if self.over_time else max(run.experiment.steps for run in self.runs.values())
         return {name: theme.axis(theme.titles(self.worlds())[name], (0, end))}
@@ -211,7 +211,7 @@ class Lead(RankLines):
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Return whether workers can lead each other."""
+        """Return whether a worker can run ahead of another."""
         return experiment.sync.runs_free and experiment.workers > 1
 
     def begin(self, run: Shown) -> None:

@@ -76,7 +76,7 @@ class Rate:
 
 
 def _rates(ends: Sequence[tuple[float, int]]) -> np.ndarray:
-    """Return ends and rates of the windows between ``(seconds, samples until then)``."""
+    """Return ends and rates of the windows between points ``(seconds, samples until then)``."""
     seconds, samples = np.array(ends).T
     return np.stack([seconds[1:], np.diff(samples) / np.diff(seconds)], axis=1)
 

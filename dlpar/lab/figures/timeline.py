@@ -82,7 +82,7 @@ class Window(Plot):
         raise NotImplementedError
 
     def read_again(self, begin: float, end: float, between: Reader) -> None:
-        """Keep the records of a time window instead of the newest ones."""
+        """Keep a time window's records instead of the newest records."""
         for own in self.recent:
             own.clear()
         for rank, record in between(begin, end):
@@ -135,7 +135,7 @@ def clipped(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
 
 
 def shares(spans: Iterable[Span], ranks: int, seconds: float) -> dict[str, float]:
-    """Return the average share of a window that ranks spent on each kind of work."""
+    """Return the average share of each kind of work in a window."""
     spent: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         spent[theme.PHASES.get(span.name, theme.OTHER).group] += span.end - span.start
@@ -143,7 +143,7 @@ def shares(spans: Iterable[Span], ranks: int, seconds: float) -> dict[str, float
 
 
 def neighbours_of(experiment: Experiment) -> dict[int, set[int]]:
-    """Return the drawn ranks that each worker waits for: its neighbours on a fixed graph, or all others."""
+    """Return the drawn ranks for which each worker waits: neighbours on a fixed graph, or all others."""
     drawn = range(theme.workers(experiment))
     if getattr(experiment.sync, "exchange", "") == "neighbours":
         graph = neighbours(experiment.sync, experiment.workers, experiment.seed)

@@ -277,7 +277,7 @@ class PacedComm(LogicalComm):
         return mpi.shared(shape, dtype)
 
     def _meet(self, name: str, *arguments: Any) -> Any:
-        """Make a call that all ranks of the group make."""
+        """Enter a call that all ranks of the group make."""
         since = self.line.clock
         result = self.line.ask(name, self.handle, *arguments)
         self.traffic.add(self.line.clock - since)
@@ -404,7 +404,7 @@ class _UnderWay:
 
 
 class LogicalTraffic(Traffic):
-    """Counts of messages, taken at send and receive as long as one activity does both.
+    """Counts of messages, taken at send and receive while only one activity does both.
 
     With two activities, one is ahead on the wall clock.  Then only the referee knows their counts at a moment
     of the logical clock.

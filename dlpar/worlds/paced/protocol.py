@@ -1,4 +1,4 @@
-"""Protocol of paced ranks and their referee: calls by name, and answers with the clock at their end.
+"""Protocol of paced ranks and their referee. Calls have names, and answers carry the clock at their end.
 
 A rank sends its calls in batches, each a list of tuples: the name of a method of
 :class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers waiting calls, one by one,
@@ -70,7 +70,7 @@ class Link:
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 
     def close(self) -> None:
-        """Close both ends, as the end of this process would."""
+        """Close both ends. The end of this process would do the same."""
         self.socket.shutdown(socket.SHUT_RDWR)
 
     def call(self) -> tuple[Any, ...]:
@@ -196,7 +196,7 @@ class Line:
         return self.answer()
 
     def answer(self) -> Any:
-        """Wait for the answer to the last call, and return its result.
+        """Wait for the last call's answer and return its result.
 
         Raises
         ------

@@ -97,7 +97,7 @@ class Referee:
     # ---- answers --------------------------------------------------------------------------
 
     def answer(self, link: Link, clock: float, now: float, result: Any = None, kind: int = OK) -> None:
-        """Answer a call whose end, `clock`, became certain at `now`."""
+        """Answer a call. Its end, `clock`, became certain at `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
@@ -151,7 +151,7 @@ class Referee:
                 link.send((kind, 0.0, self.zero, what))
 
     def _place(self, activity: Activity) -> str:
-        """Ask an activity that waits forever for its line of code."""
+        """Ask for the line of code of an activity that waits forever."""
         link = self.proxies[activity].link
         link.send((WHERE, 0.0, None, None))
         return link.receive() if link.waits(2.0) else "a line it does not tell"
@@ -182,7 +182,7 @@ class Proxy:
         referee.proxies[self.activity] = self
 
     def take_part(self, comm: RefereedComm) -> int:
-        """Join a group, and return its number for the rank's calls."""
+        """Join a group and return the group's number for the rank's calls."""
         comm.box.proxy = self
         self.comms.append(comm)
         return len(self.comms) - 1
@@ -254,7 +254,7 @@ class Proxy:
             self._complete(self.activity.clock)
 
     def settle(self) -> None:
-        """Tell the rank the end of its waiting call, once nothing can change it."""
+        """Tell the rank the end of its waiting call once nothing can change it."""
         if self.waits is None:
             return
         end, (receive, sending) = self.activity.clock, self.waits

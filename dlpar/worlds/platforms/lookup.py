@@ -1,4 +1,4 @@
-"""Lookup of a platform by its name or in a file, and placement of ranks on its nodes."""
+"""Lookup of a platform by name or file, and placement of ranks on its nodes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ def names() -> list[str]:
 
 
 def here_file() -> Path:
-    """Return the path of the file with this machine's figures, beside the runs."""
+    """Return the path of the file with this machine's figures. It lies beside the runs."""
     return runs_folder().parent / "here.json"
 
 
 def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
-    """Find a platform by its name, or in a JSON or TOML file with the fields of :class:`Platform`.
+    """Find a platform by its name.
+
+    A JSON or TOML file with the fields of :class:`Platform` may also define it.
 
     In a file, ``extends`` names a platform or another file, and the file then gives only the fields that
     differ.
@@ -177,7 +179,9 @@ def placement(
 
 
 def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> tuple[float, float]:
-    """Return the bytes charged for each byte sent, and the devices' FLOP/s on the experiment's model.
+    """Return the bytes charged for each byte sent.
+
+    Also return the devices' FLOP/s on the experiment's model.
 
     If ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and bytes are scaled to
     those of the workload. If messages carry sizes only, their sizes are the workload's own.

@@ -48,7 +48,7 @@ class Device(Part):
     memory_gib: float | None = Field(None, gt=0)
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Return the mean seconds of a computation, without the overhead of its step.
+        """Return the mean seconds of a computation. The overhead of its step is left out.
 
         Parameters
         ----------

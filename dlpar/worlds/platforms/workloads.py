@@ -113,7 +113,7 @@ class Workload(FromFile, Payload):
     @model_validator(mode="before")
     @classmethod
     def _has_layers(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Make one layer of the totals if there are no layers."""
+        """Make one layer from the totals if there are no layers."""
         layers = fields.get("layers")
         if not layers and {"parameters", "flops"} <= fields.keys():
             totals = {name: fields[name] for name in ("parameters", "flops")}
@@ -166,7 +166,9 @@ def _known(name: str) -> Workload:
 
 
 def workload(which: str) -> Workload:
-    """Return a workload by its name, or from a JSON or TOML file with the fields of :class:`Workload`.
+    """Return a workload by its name.
+
+    A JSON or TOML file with the fields of :class:`Workload` may also define it.
 
     Parameters
     ----------

@@ -120,7 +120,7 @@ class SimulatedComm(LogicalComm):
         return Sending(self, self._post(tensor, dest, tag), dest)
 
     def recv(self, into: Any, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Do ``irecv(into, source, tag).wait()`` in one step, unless other receives are posted."""
+        """Receive like ``irecv(into, source, tag).wait()``, in one step unless other receives are posted."""
         box, activity = self.box, self.activity
         if box.posted or (source == ANY and not box.in_order):
             return self.irecv(into, source, tag).wait()
@@ -274,7 +274,7 @@ class SimulatedComm(LogicalComm):
         return self.within(self.group.together(self, (color, key), self.group.parts)[color])
 
     def within(self, group: Group) -> SimulatedComm:
-        """Return this rank in a group of some of its ranks."""
+        """Return this rank in a group of some of this group's ranks."""
         rank = group.members.index(self.group.members[self.rank])
         return type(self)(self.world, group, rank, self.activity)
 
@@ -507,7 +507,7 @@ def store_head(message: Message, into: Ghost) -> None:
 
 
 class VirtualTraffic(Traffic):
-    """Counts of one rank in all its groups, for speed taken within send and receive."""
+    """Counts of one rank in all its groups. For speed, they are taken within send and receive."""
 
     def __init__(self) -> None:
         self._hidden = False

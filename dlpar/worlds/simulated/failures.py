@@ -184,7 +184,7 @@ class _Life:
             self._spend(kind, steps * seconds)
 
     def _train_cycles(self, parts: Counter[str], steps: float) -> None:
-        """Train the steps of all snapshots before the next event at once, for speed."""
+        """Train, for speed, the steps of all snapshots before the next event at once."""
         cycle = self.job.every * parts.total() + self.job.snapshot
         left = (steps - self.out.steps - 1) // self.job.every
         whole = int(max(0, min((self._death - self.out.wall) // cycle, left)))
@@ -196,7 +196,7 @@ class _Life:
         (self._kept if kind in USEFUL else self.out.seconds)[kind] += seconds
 
     def _missing(self) -> int:
-        """Return the number of missing replicas without a spare."""
+        """Return the number of missing replicas that have no spare."""
         return max(0, len(self._back) - self.job.spares)
 
     def _parts(self) -> Counter[str]:
@@ -279,7 +279,9 @@ class _Life:
 
 
 def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = math.inf) -> float:
-    """Return the seconds of a snapshot that all ranks write at once, limited by the store or a rank's port.
+    """Return the seconds of a snapshot that all ranks write at once.
+
+    The store or a rank's port limits the speed.
 
     Parameters
     ----------

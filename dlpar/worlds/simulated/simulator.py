@@ -27,7 +27,7 @@ class Deadlock(RuntimeError):
 
 
 class LostRank(RuntimeError):
-    """Death of a rank that others would wait for."""
+    """Death of a rank for which others would wait."""
 
 
 class Died(RuntimeError):
@@ -125,7 +125,7 @@ class Simulator:
     # ---- for its starter ---------------------------------------------------------
 
     def add(self, activity: Activity, program: Callable[[], Any]) -> None:
-        """Start `program()` at the activity's clock."""
+        """Start `program()` at the activity's present clock."""
 
         def run() -> None:
             try:
@@ -320,7 +320,7 @@ class Abandoned(BaseException):
 
 
 class GreenletTask(greenlet):
-    """Task that runs ``program()`` instead of the caller of ``switch()``, until it is switched back.
+    """Task that runs ``program()`` instead of the caller of ``switch()`` until it is switched back.
 
     Parameters
     ----------
