@@ -101,7 +101,7 @@ TABLE = (
                  vgg < 20 < 80 < min(bert, large, embedding) and max(inception, resnet) < 2,
                  "exposed with twice the samples: VGG-16 {:.0f} ms, Inception V3 {:.0f} ms, ResNet-101 {:.0f} ms, "
                  "BERT-large {:.0f} ms; with small buckets {:.0f} ms, {:.0f} ms, {:.0f} ms, {:.0f} ms")),
-    Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too",
+    Row(paced_overlap, "Four processes on the GPUs' clock overlap, too",
         measured(step_ms, lambda off, on: on < 0.8 * off, SHORTER)),
     Row(smaller_buckets, '"Smaller buckets are better"',
         measured(step_ms, lambda *took: took[0] > 1.25 * min(took) < took[-1] and 1 < took.index(min(took)) < 6,

@@ -64,7 +64,7 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
     losses = [run.steps.pivot(index="step", columns="rank", values="loss") for run in runs]
     fell = all((loss.tail(10).mean() < 0.2 * loss.head(3).mean()).all() for loss in losses)
     ring, islands = (run.summary["accuracy"] for run in runs[2:])
-    said = f"every loss falls; right: a ring {ring:.0%}, two islands {islands:.0%}"
+    said = f"every loss falls; correct: a ring {ring:.0%}, two islands {islands:.0%}"
     return fell and ring > 0.9 > 0.6 > islands, said
 
 
@@ -99,7 +99,7 @@ def _islands_never_agree(runs: list[Run]) -> Shown:
     ring, path, halves = (run.consensus["distance"].to_numpy() for run in runs)
     held = ring[-1] < 0.01 * path[-1] and path[-1] < 0.2 * path[0] and halves[-1] > 0.05 * halves[0]
     left = ", ".join(f"{each[-1] / each[0]:.0e}" for each in (ring, path, halves))
-    return held, f"of the distance is left on the ring, with one cut, with two: {left}"
+    return held, f"remaining distance on the ring, with one cut, with two: {left}"
 
 
 def slow_neighbour() -> list[Experiment]:
@@ -118,10 +118,10 @@ def _pairs_do_not_wait(runs: list[Run]) -> Shown:
 
 
 TABLE = (
-    Row(gossip_run, "Four workers that gossip learn, each a model of its own", _learn_apart),
-    Row(pure_mixing, "Replicas agree as fast as the graph's second eigenvalue says", _at_the_eigenvalue),
+    Row(gossip_run, "Each of four gossiping workers learns its own model", _learn_apart),
+    Row(pure_mixing, "The graph's second eigenvalue predicts how fast replicas agree", _at_the_eigenvalue),
     Row(two_islands, '"A falling loss means the replicas agree"', _losses_fall_anyway),
     Row(more_neighbours, '"More neighbours is better"', _fewer_cost_less),
     Row(cut_edges, "Two cuts make islands that never agree", _islands_never_agree),
-    Row(slow_neighbour, "Waiting for neighbours is still waiting; pairs do not wait", _pairs_do_not_wait),
+    Row(slow_neighbour, "Synchronous gossip waits for a slow neighbour, but pairs do not wait", _pairs_do_not_wait),
 )

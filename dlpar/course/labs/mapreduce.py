@@ -65,16 +65,16 @@ def empty_samples() -> Experiment:
 def _learns_all_the_same(run: Run) -> Shown:
     none, accuracy = float((run.steps["samples"] == 0).mean()), run.summary["accuracy"]
     held = run.curve["loss"].notna().all() and accuracy > 0.8 and none > 0.1
-    return held, f"no sample in {none:.0%} of steps, {accuracy:.0%} right in the end"
+    return held, f"no sample in {none:.0%} of steps, {accuracy:.0%} correct at the end"
 
 
 TABLE = (
     Row(mean_of_means, '"The mean of the workers\' means is the mean"', _uneven_parts_end_elsewhere),
     Row(tree_or_star, '"A tree always beats a star"', _size_decides),
     Row(digits_by_mapreduce, "Softmax regression learns by map-reduce, on 1, 2 and 4 workers",
-        measured(accuracy, lambda *shares: min(shares) > 0.93, "right: {:.1%}, {:.1%} and {:.1%}")),
-    Row(unsteady, "Unsteady workers of the same mean take longer together",
+        measured(accuracy, lambda *shares: min(shares) > 0.93, "correct: {:.1%}, {:.1%} and {:.1%}")),
+    Row(unsteady, "Workers with varying times make longer steps at the same mean",
         measured(pace_ms, lambda even, random: random > max(17, 1.3 * even),
-                 "{:.0f} ms a step, and {:.0f} ms where times vary")),
-    Row(empty_samples, "Workers without a sample do no harm to a sum", _learns_all_the_same),
+                 "{:.0f} ms a step, and {:.0f} ms if times vary")),
+    Row(empty_samples, "A worker without samples does not change the sum", _learns_all_the_same),
 )  # fmt: skip

@@ -93,11 +93,11 @@ def _pairs_need_neither(runs: list[Run]) -> Shown:
 
 
 TABLE = (
-    Row(split_in_two, "Two ranks that share a network learn what one process learns", same_losses(1e-14),
+    Row(split_in_two, "Two ranks that share a network learn the same as one process", same_losses(1e-14),
         lambda: [split_in_two().replace(workers=1, split="data"), split_in_two()]),
     Row(heads_and_characters, "A cut transformer sends the closed form's bytes", _closed_form_holds),
     Row(faster, '"We split a model to go faster"', _slow_links_make_it_slower, lambda: on(faster(), 1, 4, 8)),
     Row(in_the_background, '"A tensor split can hide no message"', _it_hides_where_computing_is_long),
     Row(pieces_of_images, '"Halos approximate"', same_losses(20 * 2.3e-16)),
-    Row(redundant, "Computing more sends less; pairs of cuts need neither", _pairs_need_neither),
+    Row(redundant, "Redundant computing reduces messages, and pairs of cuts need neither", _pairs_need_neither),
 )  # fmt: skip

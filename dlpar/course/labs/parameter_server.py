@@ -134,28 +134,28 @@ def as_the_field_did() -> dict[str, Experiment]:
 
 
 TABLE = (
-    Row(stale_gradients, "The mean staleness is N - 1, and old gradients are the slow worker's", _slow_is_stale),
-    Row(pull_apart, "A pull of its own makes weights fresher",
+    Row(stale_gradients, "The mean staleness is N - 1, and the slow worker has the oldest gradients", _slow_is_stale),
+    Row(pull_apart, "A separate pull gives fresher weights",
         measured(lambda run: run.steps["staleness"].mean(), lambda reply, separate: separate < 0.9 * reply,
                  "staleness {:.2f} with weights in the answer, {:.2f} with a pull")),
     Row(server_that_waits, '"Parameter server means asynchronous"', same_losses(1e-9)),
     Row(bound_and_a_slow_worker, '"A staleness bound cures a slow worker"',
         measured(_pace, lambda bsp, ssp, asp: abs(ssp / bsp - 1) < 0.15 and asp < bsp / 2,
                  "a step: bsp {:.0f} ms, ssp(4) {:.0f} ms, asp {:.0f} ms")),
-    Row(bound_and_passing_jitter, "A bound absorbs jitter that passes",
+    Row(bound_and_passing_jitter, "A bound absorbs passing jitter",
         measured(_pace, lambda bsp, ssp: bsp >= 1.3 * ssp, "a step with jitter: bsp {:.0f} ms, ssp(4) {:.0f} ms")),
     Row(more_updates, '"More updates a second is better"',
         measured(accuracy, lambda bsp, asp, *controls: min(bsp, *controls) >= 0.9 and asp < 0.7,
-                 "right: bsp {:.0%}, asp {:.0%}; without staleness {:.0%}, momentum {:.0%}, "
+                 "correct: bsp {:.0%}, asp {:.0%}; without staleness {:.0%}, momentum {:.0%}, "
                  "the high rate {:.0%}; rate over staleness {:.0%}")),
     Row(rate_of_thirty, '"Thirty workers need thirty times the rate"',
         measured(accuracy, lambda low, high, aware: min(low, aware) >= 0.9 and high < 0.5,
-                 "right at rate 0.05: {:.0%}, at 1.5: {:.0%}, at 1.5 over staleness: {:.0%}")),
+                 "correct at rate 0.05: {:.0%}, at 1.5: {:.0%}, at 1.5 over staleness: {:.0%}")),
     Row(stalled_worker, "A stall longer than the bound blocks bsp and ssp, not asp",
         measured(lambda run: run.steps.query("rank == 0")["wait"].sum(),
                  lambda bsp, ssp, asp: bsp > 0.7 and ssp > 0.6 and asp < 0.3,
                  "worker 0 waits {:.2f} s under bsp, {:.2f} s under ssp(4), {:.2f} s under asp")),
-    Row(servers, "Two servers send half each", _half_each),
+    Row(servers, "Each of two servers sends half", _half_each),
     Row(as_the_field_did, "Five published systems, as settings, all learn",
-        measured(accuracy, lambda *right: min(right) >= 0.9, "right: " + "{:.0%}, " * 4 + "{:.0%}")),
+        measured(accuracy, lambda *right: min(right) >= 0.9, "correct: " + "{:.0%}, " * 4 + "{:.0%}")),
 )  # fmt: skip

@@ -122,13 +122,13 @@ def _slowest_stage_decides(runs: list[Run]) -> Shown:
 
 
 TABLE = (
-    Row(live_pipeline, "Four processes keep a pipeline's schedule", _keeps_its_schedule),
+    Row(live_pipeline, "Four processes follow a pipeline's schedule", _keeps_its_schedule),
     Row(schedules, '"1F1B has a smaller bubble than GPipe"', _same_bubble_less_memory),
     Row(more_micro_batches, '"More micro-batches always help"', _latency_ends_it),
-    Row(small_micro_batches, "Nor do they on this machine",
+    Row(small_micro_batches, "More micro-batches do not always help on this machine",
         measured(pace_ms, lambda _, four, many: many > 1.2 * four,
                  "a step takes {:.0f} ms whole, {:.0f} ms in 4 micro-batches, {:.0f} ms in 64")),
-    Row(without_a_flush, "PipeDream is quicker, and tolerates only smaller learning rates", _quicker_but_fragile),
-    Row(bad_cut, "A pipeline goes at the pace of its slowest stage", _slowest_stage_decides,
+    Row(without_a_flush, "PipeDream is faster, but tolerates only smaller learning rates", _quicker_but_fragile),
+    Row(bad_cut, "A pipeline runs at the speed of its slowest stage", _slowest_stage_decides,
         lambda: [bad_cut(), schedules()["1F1B"]]),
 )  # fmt: skip

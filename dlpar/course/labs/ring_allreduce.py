@@ -95,11 +95,11 @@ def _all_wait(runs: list[Run]) -> Shown:
 
 
 TABLE = (
-    Row(ring_run, "Four workers on a ring learn to read digits", learns(0.9)),
+    Row(ring_run, "Four workers on a ring learn to classify digits", learns(0.9)),
     Row(copies, '"A ring sends N copies"', _less_than_two),
     Row(more_ranks, '"A ring\'s time does not depend on N"', _latency_grows),
     Row(ring_always_wins, '"A ring always wins"', _not_for_short_messages,
         lambda: [ring_always_wins(cards) for cards in (OWN_CARDS, SHARED_CARDS)]),
     Row(fewer_bytes, "Compressed gradients train as well, and bf16 saves half on four ranks", _as_good_with_less),
-    Row(slow_rank, "One slow rank slows all", _all_wait),
+    Row(slow_rank, "One slow rank slows all ranks", _all_wait),
 )  # fmt: skip

@@ -177,21 +177,21 @@ def thousands() -> Experiment:
 
 def _worth_a_few(run: Run) -> Shown:
     worth = run.summary["samples_per_s"] * predict(sizes_only("resnet50")).seconds / 64
-    return worth < 8, f"they do the work of {worth:.1f} GPUs with nothing to send"
+    return worth < 8, f"they do the work of {worth:.1f} GPUs that send nothing"
 
 
 TABLE = (
     Row(three_worlds, "The training does not depend on the world", same_losses(1e-3),
         lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})]),
-    Row(this_machine, "This machine can be measured as a platform", _measured),
-    Row(on_this_machine, "As many ranks as cores, and twice as many, run", lambda runs: cores_limit(runs, 0.9),
+    Row(this_machine, "Two measurements describe this machine as a platform", _measured),
+    Row(on_this_machine, "Up to twice as many ranks as cores run", lambda runs: cores_limit(runs, 0.9),
         lambda: on([on_this_machine()], 1, max(2, min(2 * cores(), 16)))),
-    Row(paced, "Eight processes keep a cluster's time, and the closed form predicts it", _as_predicted,
+    Row(paced, "Eight processes follow a cluster's clock, and the closed form predicts their time", _as_predicted,
         lambda: paced().replace(workers=8)),
     Row(weak_and_strong, "Strong and weak scaling are not the same curve", _not_the_same_curve,
         lambda: on(weak_and_strong(), 1, 64)),
     Row(more_workers, '"90 % efficiency means ten times sooner to the same accuracy"', _less_than_efficiency),
-    Row(ring_and_servers, "One server's port is soon full",
+    Row(ring_and_servers, "One server's port soon saturates",
         measured(step_ms, lambda ring, one, eight: ring < eight < one,
                  "64 GPUs, a step: ring {:.0f} ms, one server {:.0f} ms, eight {:.0f} ms"),
         lambda: on(ring_and_servers(), 64)),

@@ -52,7 +52,7 @@ def _free_groups_are_quicker(runs: dict[str, Run]) -> Shown:
 
 
 TABLE = (
-    Row(softsync, "Rudra's staleness here is as published", _as_published),
-    Row(backup_workers, '"A machine whose work is thrown away is wasted"', _pay_if_uneven),
+    Row(softsync, "Rudra's staleness here matches the published figure", _as_published),
+    Row(backup_workers, '"A machine whose work is dropped is wasted"', _pay_if_uneven),
     Row(unpublished, "A combination that nobody has published trains, too", _free_groups_are_quicker),
 )

@@ -119,13 +119,13 @@ def _as_published(job: FailingJob) -> Shown:
 
 
 TABLE = (
-    Row(killed, '"After a crash the run is another run"', _to_the_last_bit, _resumed),
+    Row(killed, '"A resumed run is another run"', _to_the_last_bit, _resumed),
     Row(to_kill, "The other ranks continue after a kill by hand", same_losses(1e-3), _by_hand),
-    Row(one_dies, "Those that are left sum up the same batch", same_losses(1e-3)),
+    Row(one_dies, "The surviving ranks add up the same batch", same_losses(1e-3)),
     Row(policies, '"A dead rank means a dead job"',
         _goodput(lambda end, shrink, spare: end + 0.03 < shrink < spare,
                  "counts: end {:.1%}, shrink {:.1%}, spare {:.1%}")),
-    Row(torchft, "Four of five steps count where a replica dies every minute", _as_published),
+    Row(torchft, "Four of five steps count if a replica dies every minute", _as_published),
     Row(snapshots, '"Snapshot as often as you can"',
         _goodput(lambda a, b, c, d, e, f, g, h, i: a < b > c and d > e > f and g < h < i,
                  "counts after every step {:.0%}, at the best interval {:.0%}, 20 times as rarely {:.0%}"),

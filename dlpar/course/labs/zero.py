@@ -83,7 +83,7 @@ def _once_an_epoch(ranks: list[np.ndarray]) -> Shown:
 
 
 TABLE = (
-    Row(sharded_training, "A quarter of the optimizer state a rank is enough to train", learns(0.9)),
+    Row(sharded_training, "A rank trains with a quarter of the optimizer state", learns(0.9)),
     Row(sharding_is_free, '"Sharding is free"',
         measured(lambda run: run.summary["bytes_sent"], lambda one, three: (one, three) == (1, 1.5),
                  "ZeRO 1 sends {:g} times the bytes, ZeRO 3 {:g}", relative=True)),
@@ -91,14 +91,14 @@ TABLE = (
         measured(lambda run: most_held(run, "activations") / 1e6,
                  lambda once, two, four, eight, small: once > two > four > eight < min(once / 4, 1.2 * small),
                  "activations: {:.2f} MB, in pieces {:.2f}, {:.2f} and {:.2f} MB, of a batch of 8 {:.2f} MB")),
-    Row(accumulated_statistics, "Accumulation with batch normalisation is another training",
+    Row(accumulated_statistics, "Accumulation with batch normalisation changes the training",
         measured(lambda run: run.curve["loss"].iloc[-1], lambda whole, pieces, of_batch, of_pieces:
                  abs(pieces / whole - 1) < 1e-9 and abs(of_pieces / of_batch - 1) > 0.1,
                  "the last loss: {:.4f} and {:.4f}, with batch normalisation {:.3f} and {:.3f}")),
-    Row(own_samples, "Own shards harm what is computed from a rank's own batch",
+    Row(own_samples, "Own shards harm results that depend on a rank's own batch",
         measured(accuracy, lambda dealt, summed, own, mixed, cured, local:
                  min(summed, mixed, cured) > dealt - 0.02 and max(own, local) < dealt - 0.05,
-                 "right: {:.1%}; with own digits: sums {:.1%}, own statistics {:.1%} (dealt out {:.1%}, "
+                 "correct: {:.1%}; with own digits: sums {:.1%}, own statistics {:.1%} (dealt out {:.1%}, "
                  "synchronised {:.1%}), 20 local steps {:.1%}")),
-    Row(sharded_reading, "Ranks read a data set once an epoch, and each soon needs all of it", _once_an_epoch),
+    Row(sharded_reading, "Ranks read a data set once per epoch, and each rank soon needs all of it", _once_an_epoch),
 )  # fmt: skip
