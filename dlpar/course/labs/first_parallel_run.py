@@ -54,6 +54,6 @@ def same_answer() -> list[Experiment]:
 TABLE = (
     Row(first_run, "A process learns to classify digits", learns(0.93)),
     Row(four_times_faster, '"Four processes are four times faster"', lambda runs: cores_limit(runs, 0.75)),
-    Row(four_gpus, "With a processor for each, four processes are nearly four times as fast", _nearly_four_times, lambda: on([four_gpus()], 1, 4)),
+    Row(four_gpus, "Four GPUs are nearly four times as fast", _nearly_four_times, lambda: on([four_gpus()], 1, 4)),
     Row(same_answer, '"Parallel training changes the answer"', same_losses(1e-9)),
 )  # fmt: skip
