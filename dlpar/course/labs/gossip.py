@@ -123,5 +123,5 @@ TABLE = (
     Row(two_islands, '"A falling loss means the replicas agree"', _losses_fall_anyway),
     Row(more_neighbours, '"More neighbours is better"', _fewer_cost_less),
     Row(cut_edges, "Two cuts make islands that never agree", _islands_never_agree),
-    Row(slow_neighbour, "Synchronous gossip waits for a slow neighbour, but pairs do not wait", _pairs_do_not_wait),
+    Row(slow_neighbour, "Gossip waits for a slow neighbour, but pairs do not wait", _pairs_do_not_wait),
 )
