@@ -302,6 +302,7 @@ CASES = [(*CASES[n % len(CASES)], n) for n in range(KILLS)]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "changes, bsp, number", [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
