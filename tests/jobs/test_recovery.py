@@ -128,10 +128,9 @@ def test_paced_and_simulated_ranks_die_alike(n, name):
     for run in runs:
         assert {rank for rank, _ in deaths(run)} == set(die) and run.status == "done"
     if name in SYNCHRONOUS:
-        seconds = (
-            runs[0].steps.groupby("rank")["t"].diff().max()
-        )  # until all were told, and until they went on
-        assert seconds == pytest.approx(0.2, abs=0.02)
+        # Until all were told, and until they continued; a step that all finished is recorded in between.
+        seconds = runs[0].steps.groupby("rank")["t"].diff().max()
+        assert 0.1 <= seconds < 0.22
         alone = experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
         assert np.allclose(runs[0].curve["loss"], dlpar.launch(alone).wait().curve["loss"], rtol=0, atol=1e-9)
 
