@@ -344,8 +344,10 @@ class HybridSplit(PipelineSplit):
 
 
 class StackingSplit(ModelSplit):
-    """Stacking: each rank trains a block that sees the input and earlier outputs (Deng et al., ICASSP
-    2012)."""
+    """Stacking: each rank trains a block that sees the input and earlier outputs.
+
+    Source: Deng et al., ICASSP 2012.
+    """
 
     implementation = "dlpar.split.stacking:StackingSplit"
     rules = (

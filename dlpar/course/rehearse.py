@@ -116,7 +116,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 
 
 
 class LabRuns:
-    """Runner that runs each of a lab's experiments once, with `seed` added to their seeds."""
+    """Runner of a lab's experiments. It runs each one once, and adds `seed` to the experiment's seed."""
 
     def __init__(self, seed: int = 0) -> None:
         self._runs: dict[str, Run] = {}

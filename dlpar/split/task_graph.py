@@ -95,7 +95,7 @@ def to_the_end(graph: Graph) -> dict[str, float]:
 
 
 def depth(graph: Graph) -> float:
-    """Return D, the cost of the longest path in FLOPs."""
+    """Return D, the cost in FLOPs of the longest path."""
     return max(to_the_end(graph).values())
 
 

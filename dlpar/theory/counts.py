@@ -183,8 +183,9 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
 
 
 def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
-    """Return the bytes of all ranks in an all-reduce of codes
-    (:class:`dlpar.compression.CompressedAllreduce`).
+    """Return the bytes of all ranks in an all-reduce of codes.
+
+    See :class:`dlpar.compression.CompressedAllreduce`.
 
     Every slice goes from N-1 ranks to its owner, and its sum from the owner to N-1 ranks (Seide et al.,
     Interspeech 2014).

@@ -17,7 +17,7 @@ def shared_weights() -> Experiment:
 
 
 def races() -> dict[str, Experiment]:
-    """Let four writers race with sparse to dense updates, each at its best rate of 0.25, 1 and 4.
+    """Let four writers race with sparse to dense updates, each at the best of the rates 0.25, 1 and 4.
 
     A worker's update comes from 1, 8 or 64 texts and writes only their words.  The last experiment writes all
     weights each time, changed or not.

@@ -90,7 +90,7 @@ class Consensus(Plot):
         self.relayout(xaxis=xaxis, yaxis={**yaxis, "exponentformat": "power"})
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take the record of a finished global step."""
         self.kept[self.front.key].add(done)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:

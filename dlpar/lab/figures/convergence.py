@@ -72,7 +72,7 @@ class Curve:
         return self.done.samples if self.done else 0
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step. Earlier tests are drawn at the previous step."""
+        """Take the record of a finished global step. Draw earlier tests at the previous step."""
         if self.done:
             self.draw_tests(self.done)
             if done.attempt > self.done.attempt:
@@ -174,7 +174,7 @@ class Convergence(Plot):
             self._relayout()
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take the record of a finished global step."""
         self.kept[self.front.key].step(done)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:

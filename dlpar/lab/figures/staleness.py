@@ -73,7 +73,7 @@ class RankLines(Plot):
             self.lines[rank].add((seconds, step, value))
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take the record of a finished global step."""
         values = []
         while self._waiting and self._waiting[0][0] <= done.seconds:
             values.append(heapq.heappop(self._waiting)[1])

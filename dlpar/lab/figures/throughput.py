@@ -116,8 +116,6 @@ class Throughput(Plot):
         """Draw the simulated throughput of settings that have not run yet.
 
         The curve is a ghost. None removes it.
-
-        None removes the ghost.
         """
         self.ghost = None if rate is None else (name, rate)
         if not self.runs:
@@ -137,7 +135,7 @@ class Throughput(Plot):
                 self.by_rank[rank].add(seconds, record["samples"], began)
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take the record of a finished global step."""
         self.kept[self.front.key].add(done.seconds, done.batch, self._began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:

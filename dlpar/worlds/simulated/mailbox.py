@@ -164,7 +164,7 @@ class Mailbox:
         return receive
 
     def deliver(self, message: Message) -> None:
-        """Match a message that has its receive port. It will be complete at ``message.done``."""
+        """Match a message that has its receive port and will be complete at ``message.done``."""
         if self.blocked:  # it takes the first matching message, and has posted nothing else
             source, tag = self.source, self.tag
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
