@@ -230,7 +230,7 @@ class Chained(Server):
     def form(self) -> None:
         self._pass_on(self.weights, self.copy.weights)
         for name, mine in self.optimizer.state.items():
-            if isinstance(mine, Tensor):
+            if hasattr(mine, "new_empty"):  # not the momentum, a number
                 shape = self.copy.weights.shape * mine.dim()
                 theirs = self.copy.optimizer.state[name] = mine.new_empty(shape)
                 self._pass_on(mine, theirs)

@@ -6,6 +6,7 @@ MPI type of many bytes.  Only the library's all-reduce needs a number type, beca
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import time
@@ -115,7 +116,7 @@ class MPIComm(Comm):
         self.zero = common_zero(self.mpi) if zero is None else zero
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
-        self._windows: list[MPI.Win | SharedCounter] = []
+        self._windows: list[MPI.Win | SharedCounter | LockedCounter] = []
         self._copies: deque[MPI.Request] = deque()
 
     def now(self) -> float:
@@ -277,9 +278,11 @@ class MPIComm(Comm):
             self._progress = ProgressThread(self._on(self.mpi.Dup()))
         return self._progress.start(collective, bucket)
 
-    def counter(self) -> SharedCounter:
+    def counter(self) -> SharedCounter | LockedCounter:
         meet(self.mpi)
-        counter = SharedCounter(self.mpi)
+        may_die = self.world.watches and hasattr(os, "memfd_create")
+        on_one_host = may_die and len({*self.mpi.allgather(MPI.Get_processor_name())}) == 1
+        counter = (LockedCounter if on_one_host else SharedCounter)(self.mpi)
         self._windows.append(counter)
         return counter
 
@@ -408,6 +411,31 @@ class SharedCounter:
         """Free the window. Collective. MPI's own windows have a method of the same name."""
         self.window.Unlock_all()
         self.window.Free()
+
+
+class LockedCounter:
+    """Counter for ranks on one host that may die: the kernel frees the lock of a dead rank.
+
+    MPI's own counter has a lock in shared memory, which a rank that dies may hold for ever.
+    """
+
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        own = os.memfd_create("dlpar-counter") if mpi.rank == 0 else None
+        path = mpi.bcast(f"/proc/{os.getpid()}/fd/{own}")
+        self.file = os.open(path, os.O_RDWR) if own is None else own
+        meet(mpi)  # the first rank's file is open until all have opened it
+
+    def take(self) -> int:
+        """Return the present number, from 0, and increment it."""
+        fcntl.lockf(self.file, fcntl.LOCK_EX)
+        number = int.from_bytes(os.pread(self.file, 8, 0), "little")
+        os.pwrite(self.file, (number + 1).to_bytes(8, "little"), 0)
+        fcntl.lockf(self.file, fcntl.LOCK_UN)
+        return number
+
+    def Free(self) -> None:
+        """Close the file. MPI's own windows have a method of this name."""
+        os.close(self.file)
 
 
 LOOKS = 200
