@@ -56,7 +56,7 @@ class Delays:
         return drawn(kind, mean, self.delays.delay_cv, self.seed, "delay", self.comm.rank, step)
 
     def after(self, step: int, began: float, done: int) -> None:
-        """Delay the worker after `done` global steps. Its computing of `step` began at `began` seconds."""
+        """Delay the worker after `done` global steps. Its computation of `step` began at `began` seconds."""
         if self.none:
             return
         self.comm.world.settle()

@@ -151,5 +151,5 @@ def role(experiment: Experiment, rank: int) -> str:
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None) -> None:
-    """Run a rank that is not a worker, a parameter server for its part of the model."""
+    """Run a rank that is not a worker as a parameter server for its part of the model."""
     server.serve(placed(experiment, comm).dp_group, experiment.of_replicas(), record, keeper or Keeper())

@@ -162,7 +162,7 @@ def _whole(version: Annotated[bool, VERSION] = False) -> None:
 
 
 def _complaint(error: Any, name: str) -> str:
-    """Return what is wrong with the user's words and what is allowed.
+    """Return an error message that names the invalid argument and the allowed values.
 
     `name` is the command: ``dlpar run``.
     """
@@ -201,7 +201,7 @@ STOPS |= {signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "time limit"}  # Slurm's --si
 
 
 class Stops:
-    """Context that notes the first stop signal, so that no job is left half started.
+    """Context that records the first stop signal. No job is left half started.
 
     A second signal interrupts.
 

@@ -91,7 +91,7 @@ def slow(results: Sequence[Result]) -> list[str]:
 
 
 def machine_lacks() -> Iterator[Finding]:
-    """Return faults that the doctor finds and components that a class may miss.
+    """Return faults that the doctor finds, and missing components that a class may need.
 
     This takes a second or two.
     """

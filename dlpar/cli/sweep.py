@@ -229,7 +229,7 @@ def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
 
 
 def throughputs(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw each experiment's throughput as a bar, which is faint if simulated.
+    """Draw each experiment's throughput as a bar. The bars of simulated experiments are faint.
 
     A stroke marks the closed form.
     """

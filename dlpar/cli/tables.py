@@ -21,13 +21,13 @@ STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
 
 
 def console() -> Console:
-    """Return a console that uses colours in a terminal only and never wraps lines elsewhere."""
+    """Return a console that uses colours only in a terminal and never wraps lines elsewhere."""
     found = Console(highlight=False, markup=False, emoji=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=200)
 
 
 def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Return rows as a table without rules. Numbers are aligned right.
+    """Return rows as a table without rules. Numbers are right-aligned.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def ages(staleness: Mapping[str, Any]) -> str:
 
 
 def print_pairs(pairs: list[tuple[str, str]]) -> None:
-    """Print pairs of label and text, one pair a line."""
+    """Print pairs of label and text, one pair per line."""
     wide = max(len(label) for label, _ in pairs)
     for label, text in pairs:
         print(f"{label:{wide}}  {printable(str(text))}")

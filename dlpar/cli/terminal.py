@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def time_left(self) -> str:
-        """Return the time to the last step at the present pace.
+        """Return the time left until the last step at the current pace.
 
         The text is empty before the first step and at the end.
         """

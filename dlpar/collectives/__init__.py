@@ -1,4 +1,4 @@
-"""Collectives built from ``send`` and ``recv`` only, each short enough for one slide.
+"""Collectives built from ``send`` and ``recv`` only, each short enough to fit on one slide.
 
 Each works in place on a flat tensor of any length, on any number of ranks.  ``library_…`` are the library's
 own collectives. :func:`dlpar.theory.counts.closed_form` predicts how much each collective sends.

@@ -1,4 +1,4 @@
-"""Double binary tree: an all-reduce with about a ring's bytes and a tree's latency.
+"""Double binary tree: an all-reduce that sends about as few bytes as a ring, with the latency of a tree.
 
 Each of two trees carries half of the tensor, in pieces pipelined up and then down.  An inner rank of one tree
 is a leaf of the other.  So its port sends and receives about as much as in a ring.  Sources: Sanders, Speck

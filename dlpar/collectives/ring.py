@@ -147,7 +147,7 @@ def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[tor
 
 
 def _double(comm: Comm, rounds: list[tuple[torch.Tensor, torch.Tensor]], ranks: list[int]) -> None:
-    """All-gather in reverse rounds. A rank sends its finished half and receives the other finished half."""
+    """All-gather in reverse order. A rank sends its finished half and receives the other finished half."""
     me = ranks.index(comm.rank)
     for i, (kept, given) in enumerate(reversed(rounds)):
         peer = ranks[me ^ (1 << i)]

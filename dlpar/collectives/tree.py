@@ -136,7 +136,7 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 
 
 def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds, as :func:`tree_reduce` in reverse.
+    """Copy `root`'s `tensor` to all ranks in ceil(log2 N) rounds, the reverse of :func:`tree_reduce`.
 
     In every round each rank with the tensor sends it to a rank that lacks it.
 

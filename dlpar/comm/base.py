@@ -119,7 +119,7 @@ class Traffic:
                 self._waited += self._now() - since
 
     def waits_of_device(self) -> Callable[[], float]:
-        """Take the GPU's waits, not the host's, since the last call.
+        """Take the waits of the GPU, not of the host, since the last call.
 
         The returned function gives their seconds.
 
@@ -129,7 +129,7 @@ class Traffic:
 
     @property
     def waited(self) -> float:
-        """Seconds that the host has waited so far. A present wait counts."""
+        """Seconds that the host has waited so far. A wait in progress counts."""
         if not self._since:
             return self._waited
         with self._lock:
@@ -144,7 +144,7 @@ class Traffic:
 
 
 class DeviceLock:
-    """Lock between threads with a CUDA stream each.
+    """Lock between threads that each have a CUDA stream.
 
     The lock is released when the GPU has finished the locked work.
     """
@@ -224,7 +224,7 @@ class World:
         call()
 
     def new_step(self, step: int) -> None:
-        """Begin a training step. Worlds with random computing times draw this rank's time."""
+        """Begin a training step. Worlds with random computation times draw this rank's time."""
 
     def pause(self, seconds: float) -> None:
         """Advance this rank's clock as if the rank were computing."""
@@ -330,7 +330,7 @@ class Comm(ABC):
 
     @abstractmethod
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Allocate a zeroed tensor in memory that all ranks of the group, on one machine, can write."""
+        """Allocate a zeroed tensor in memory that all ranks of the group share on one machine."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor) -> None:

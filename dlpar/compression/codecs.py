@@ -21,7 +21,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
-        """Return the bytes of the wire for a tensor of shape (n,)."""
+        """Return the wire's size in bytes for a tensor of shape (n,)."""
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def _places(like: Tensor) -> Tensor:
 
 
 class ErrorFeedback:
-    """Codec that remembers its errors, for one place that repeatedly sends tensors of one length.
+    """Codec that remembers its errors. It serves one sequence of tensors of equal length.
 
     Parameters
     ----------

@@ -116,7 +116,7 @@ class FactorCode(Codec):
 
 
 def factored(model: nn.Module, experiment: Experiment, ranks: int) -> list[Factors]:
-    """Watch a model's fully connected layers with factors that are shorter than their gradients."""
+    """Watch a model's fully connected layers whose factors are shorter than their gradients."""
     positions = experiment.data.context if experiment.model.name == "transformer" else 1
     rows = [experiment.local_batch(rank) * positions for rank in range(experiment.workers)]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]

@@ -139,7 +139,7 @@ class Experiment(Part):
 
     @property
     def has_outline(self) -> bool:
-        """Return whether a workload's layers replace the model's, so that nothing is computed."""
+        """Return whether the layers of a workload replace the model's. Nothing is then computed."""
         return self.cluster.stand_in_for is not None and self.cluster.messages == "sizes"
 
     def of_replicas(self) -> Experiment:
@@ -160,7 +160,7 @@ class Experiment(Part):
 
     @property
     def periods(self) -> dict[str, int]:
-        """Steps between two exchanges, by the field that sets them. Only their multiples have whole state."""
+        """Steps between exchanges, by the field that sets them. State is whole only at their multiples."""
         given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
         given["period"] = self.averaging.period if self.averaging.method != "none" else 0
         return {name: every for name, every in given.items() if every}
@@ -213,7 +213,7 @@ class Experiment(Part):
 
 
 def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, ...]] | None:
-    """Find the field, with its values, that another field needs to have an effect.
+    """Find the field and the values that another field needs in order to have an effect.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ Delayed = Only("delays.kind", "constant", "exponential", "gamma")
 
 
 class Averaging(Part):
-    """Several local steps between two exchanges of weights' changes, by any scheme."""
+    """Several local steps between two exchanges of weight changes, with any scheme."""
 
     method: Literal["none", "local", "elastic", "block_momentum"] = Field("none", title="averaging")
     """Exchange gradients every step (none), or models every period: by local SGD, elastic averaging or block
@@ -126,7 +126,7 @@ ByRank = Annotated[dict[int, Number], BeforeValidator(_by_rank)]
 
 
 class Delays(Part):
-    """Slow and unsteady workers: delays added to a step's computing."""
+    """Slow and unsteady workers: delays added to the computation of a step."""
 
     kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
     """Distribution of a delay that is added to every step of every worker."""

@@ -28,7 +28,7 @@ messages then name the part that has it.
 def if_chosen(
     field: str, values: Collection[Any], why: str, others: dict[str, Collection[Any]]
 ) -> tuple[Rule, ...]:
-    """Return one choice's rows, which share a reason, from fields and their possible values."""
+    """Return the rows of one choice from fields and their possible values. The rows share a reason."""
     return tuple((field, values, other, allowed, why) for other, allowed in others.items())
 
 

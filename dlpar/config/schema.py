@@ -96,7 +96,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, fields: Any) -> Any:
-        """Read a bare word as the head. ``workers=True`` becomes a word, which is refused."""
+        """Read a bare word as the head. ``workers=True`` becomes a word and is refused."""
         if isinstance(fields, str):
             return {cls.head(): fields}
         if not isinstance(fields, dict) or not any(isinstance(value, bool) for value in fields.values()):

@@ -88,7 +88,7 @@ WITHOUT_FLUSH: tuple[Rule, ...] = (
 
 
 class SplitPart(PartWithRules):
-    """Base of every split's part.
+    """Base class of every split's part.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Schemes by which replicas agree. Each is an experiment's part with settings, capabilities and rules.
+"""Schemes by which replicas agree. Each is a part of an experiment: settings, capabilities and rules.
 
 The rest of the code asks a part for its capabilities, never for its name.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SyncPart(PartWithRules):
-    """Base of every scheme's part.
+    """Base class of every scheme's part.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ class ParameterServer(SyncPart):
 
     @property
     def steps_a_fetch(self) -> int:
-        """Return a worker's steps between two answers of the servers."""
+        """Return the number of steps of a worker between two answers from the servers."""
         return self.fetch_every or self.push_every
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
@@ -232,7 +232,7 @@ class ParameterServer(SyncPart):
 
 
 def _edges(value: Any) -> Any:
-    """Read edges from ``0-1,1-2``, or from a file with one edge (two worker numbers) a line."""
+    """Read edges from ``0-1,1-2``, or from a file with one edge (two worker numbers) per line."""
     if not isinstance(value, str):
         return value
     pairs = [pair.strip() for pair in value.split(",") if pair.strip()]
@@ -257,7 +257,7 @@ TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
 
 
 class Gossip(SyncPart):
-    """Gossip: each replica averages with neighbours in a graph, without a centre (Lian et al. 2017)."""
+    """Gossip: each replica averages with neighbours in a graph, without a central node (Lian et al. 2017)."""
 
     implementation = "dlpar.sync.gossip:gossip"
     sends_gradients = False

@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def platform_file(name: str) -> str:
-    """Return the path of a labs' cluster file, in `platforms`, for `cluster.platform`."""
+    """Return the path of one of the labs' cluster files in `platforms`, for `cluster.platform`."""
     return str(Path(__file__).with_name("platforms") / f"{name}.toml")

@@ -93,7 +93,7 @@ def wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
 
 
 def solved(name: str, sentence: str) -> Verdict:
-    """Return the verdict on a right answer. Hints start again at the first."""
+    """Return the verdict on a correct answer. Hints start again at the first."""
     _failed.pop(name, None)
     return Verdict("solved", sentence)
 

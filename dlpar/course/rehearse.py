@@ -124,7 +124,7 @@ class LabRuns:
         self.begin(float("inf"))
 
     def begin(self, end: float) -> None:
-        """Begin a row. It is given up at `end` on the monotonic clock."""
+        """Begin a row. The row is abandoned at `end` on the monotonic clock."""
         self._end = end
         self._worlds: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Scripts as a cluster's workers, with Cloudera ML's calls and TensorFlow's cluster specification.
+"""Run scripts as workers of a cluster, with Cloudera ML's calls and TensorFlow's cluster specification.
 
 Sources: Cloudera Machine Learning, "Distributed computing with workers" (``launch_workers``, ``await_workers``) and
 its ``cdsw_tensorflow_utils.run_cluster``; TensorFlow's ``TF_CONFIG``, as Cloud ML and Azure set it.

@@ -125,7 +125,7 @@ class GlobalSteps:
         return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
 
     def _any_n(self, until: float) -> list[GlobalStep]:
-        """Combine every N worker-steps that ended up to a time, by the order of their ends."""
+        """Combine every N worker-steps that ended by a given time, in the order of their ends."""
         self._early.sort()
         in_order, first, found = bisect_right(self._early, (until, math.inf)), 0, []
         while first < in_order and (end := first + self._early[first][-1]) <= in_order:

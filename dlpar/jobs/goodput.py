@@ -98,7 +98,7 @@ class TimeSpent:
                 self._last[rank, is_again] = max(last, *(s["t"] for s in own))
 
     def result(self) -> tuple[float, Counter[str], float]:
-        """Return the seconds from the first to the last step, the average worker's by kind, and the end.
+        """Return the seconds from first to last step, the average worker's seconds by kind, and the end.
 
         All kinds add up to the first result.  The third result is the Unix time of the last step's end, or
         NaN.

@@ -143,7 +143,7 @@ class Recorder:
         self._last: Done | None = None
 
     def join(self, comm: Comm, workers: int, usual: int) -> None:
-        """Continue with another communicator of the same clock, and this many workers in a global step."""
+        """Continue with another communicator on the same clock, with this many workers in a global step."""
         self.comm, self.traffic = comm, comm.traffic
         self._of = {} if workers == usual else {"of": workers}
 

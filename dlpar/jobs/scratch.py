@@ -57,7 +57,7 @@ class Scratch:
         return scratch
 
     def remove(self) -> None:
-        """Delete both folders with their content."""
+        """Delete both folders and their contents."""
         elsewhere = [root / self.memory.name for root in (Path("/dev/shm"), runtime_folder() / "memory")]
         for folder in (*elsewhere, self.folder):  # memory may be in either, depending on free space
             shutil.rmtree(folder, ignore_errors=True)

@@ -92,7 +92,7 @@ class Summary:
         self.steps.ready(late=math.inf)
 
     def add_all(self, folder: Path) -> None:
-        """Add all records of a run folder, part by part. The parts show which steps are done again."""
+        """Add all records of a run folder, part by part. The parts show which steps are repeated."""
         self.time = TimeSpent(ended_in(folder))
         for records in iter(Tail(folder).read, []):
             self.add(records)
@@ -173,7 +173,7 @@ def in_words(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def distribution(counts: Counter[int]) -> dict[str, float | int | None]:
-    """Return mean, 99th percentile and maximum of counted values, or None without any."""
+    """Return mean, 99th percentile and maximum of counted values, or None if there are none."""
     total = counts.total()
     if not total:
         return {"mean": None, "p99": None, "max": None}

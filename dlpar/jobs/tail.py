@@ -1,4 +1,4 @@
-"""Read a growing run folder, only new bytes and whole lines."""
+"""Read only the new bytes and whole lines of a growing run folder."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def lines_of(path: Path) -> Iterator[Record]:
 
 
 def record_of(line: bytes, source: str = "") -> Record | None:
-    """Return the record of a line. Return None if the line lacks a field or is torn, as by a full disk."""
+    """Return a line's record, or None if the line lacks a field or is torn, for example by a full disk."""
     try:
         record = loads(line)
         if not record.keys() >= NEEDED.get(record["k"], set()):

@@ -78,7 +78,7 @@ class Page(anywidget.AnyWidget):
             self._news |= changed
 
     def flush(self, alive: bool = False) -> bool:
-        """Send changes or, with `alive`, a sign of life. Return whether anything was sent."""
+        """Send changes or, with `alive`, a heartbeat. Return whether anything was sent."""
         with self._guard:
             found = {title: each.changes() for title, each in self.figures.items()}
             figures = {title: change for title, change in found.items() if change}

@@ -138,7 +138,7 @@ class Drawing:
         return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
 
     def set_origin(self, seconds: float) -> None:
-        """Set the moment of the run at which a time window begins. The horizontal axis counts ms from it."""
+        """Set the moment of the run at which a time window begins. The horizontal axis shows ms from then."""
         with self._guard:
             if seconds != self.looks["origin"]:
                 self.looks["origin"] = self._news["origin"] = seconds
@@ -300,7 +300,7 @@ Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
 
 
 class Plot(Drawing):
-    """Figure of one or several runs. The last started run is in front and receives the records.
+    """Figure of one or several runs. The most recently started run is in front and receives the records.
 
     Attributes
     ----------

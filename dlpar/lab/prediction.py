@@ -87,7 +87,7 @@ class Prediction(Page):
         return self.answer.value
 
     def reveal(self, found: float | str, how: str = "measured") -> Reveal:
-        """Compare the prediction with the result, as the last line of a cell.
+        """Compare the prediction with the result. Call this in the last line of a cell.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Style of all figures: each scheme has one colour and a second sign, and axis titles are the same."""
+"""Style of all figures: each scheme has its own colour and a second cue, and axis titles are consistent."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ OTHERS = 4
 
 
 def workers(experiment: Experiment) -> int:
-    """Return the number of drawn workers, which are the first ranks."""
+    """Return the number of drawn workers. The drawn workers are the first ranks."""
     return min(experiment.workers, WORKERS)
 
 
@@ -214,7 +214,7 @@ def hatch(shape: str) -> Look:
 
 
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> Look:
-    """Return an axis with title and unit. `limits` fix the range, so that it does not jump during a run."""
+    """Return an axis with title and unit. `limits` fix the range and so prevent jumps during a run."""
     fixed = {"range": list(limits)} if limits else {}
     return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **_KEPT["axis"], **fixed, **more}
 
@@ -261,7 +261,7 @@ def rows(names: Sequence[str], **more: Any) -> Look:
 
 
 def annotation(text: str, x: float, y: float, **more: Any) -> Look:
-    """Return text without an arrow. `x` and `y` are shares of the plot, `y` for the lower edge."""
+    """Return text without an arrow. `x` and `y` are shares of the plot. `y` positions the lower edge."""
     place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 

@@ -48,7 +48,7 @@ class Listener(Protocol):
         """Take a record. `source` is ``rank-3`` or ``job``."""
 
     def refresh(self, alive: bool) -> None:
-        """Show the records taken so far. With `alive`, send a sign of life even without records."""
+        """Show the records taken so far. With `alive`, send a heartbeat even without records."""
 
     def ended(self, status: str, reason: str) -> None:
         """End the run after all records have been taken."""
@@ -65,7 +65,7 @@ class Reader(Thread):
         self._run, self._listener, self._cancelled = run, weakref.ref(listener), Event()
 
     def cancel(self) -> None:
-        """End the thread within a moment."""
+        """End the thread promptly."""
         self._cancelled.set()
 
 
@@ -185,7 +185,7 @@ class Replay(Reader):
 
 
 def has_ended(run: Run) -> bool:
-    """Return whether a run's records are complete. A job holds its folder a moment longer."""
+    """Return whether a run's records are complete. A job holds its folder for a moment longer."""
     return not run.live or run.status not in ("queued", "starting", "running")
 
 

@@ -441,7 +441,7 @@ class Halo:
         return self._exchange(given, taken, Tensor.copy_)
 
     def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Arrive:
-        """Start sending the halo's gradient to its owners, as :meth:`fetch` in reverse.
+        """Start sending the halo's gradient to its owners, the reverse of :meth:`fetch`.
 
         The returned call waits for the neighbours' gradients, and adds these to `of_own`.
         """

@@ -242,7 +242,7 @@ def release(model: nn.Module, part: nn.Module | None = None) -> None:
 
 
 class LayerwiseSplit(Split):
-    """Replica with cut layers. The layers send messages within a pass and charge for their computing."""
+    """Replica with cut layers. The layers send messages within a pass and charge for their computation."""
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self._loss(x, y)

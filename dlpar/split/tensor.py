@@ -1,4 +1,4 @@
-"""Tensor parallelism: every layer is cut over the ranks of a replica, which compute each sample together.
+"""Tensor parallelism: the ranks of a replica cut every layer and compute each sample together.
 
 The operators that send messages are in :mod:`dlpar.split.tensor_ops`.
 """

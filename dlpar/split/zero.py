@@ -40,7 +40,7 @@ class Buffer:
         memory.hold("gathered", self.flat)
 
     def take(self) -> None:
-        """Allocate the memory. Its content is undefined."""
+        """Allocate the memory. Its contents are undefined."""
         self.flat.untyped_storage().resize_(self.nbytes)
         self.memory.resized(self.flat)
 

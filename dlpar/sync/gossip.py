@@ -1,4 +1,4 @@
-"""Gossip: each replica averages its weights with a few other replicas, without a centre or a global sum.
+"""Gossip: each replica averages its weights with a few others, without a central node or a global sum.
 
 With W the mixing matrix, a worker's step has one of two orders:
 

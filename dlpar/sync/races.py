@@ -24,7 +24,7 @@ SIZE, ROUNDS = 10_000, 300
 
 
 def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
-    """Make all ranks read at the same time and then update in turn, so that conflicts are known.
+    """Make all ranks read at the same time and then update in turn. The conflicts are then known.
 
     For :func:`dlpar.lab.check_on_ranks`: each rank's change is its tensor with a few zeros.  Afterwards all
     ranks hold the shared weights, :func:`sum_of_changes`.
@@ -79,7 +79,7 @@ def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.T
 
 
 def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Race `update` on all ranks without turns, with `ROUNDS` updates of each rank.
+    """Race `update` on all ranks without turns, with `ROUNDS` updates by each rank.
 
     Parameters
     ----------

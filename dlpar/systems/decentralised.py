@@ -1,4 +1,4 @@
-"""Systems without a centre, and writers that share memory."""
+"""Decentralised systems, and writers that share memory."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: flo
 
 
 def extract_and_classify(comm: Comm) -> Accuracy:
-    """Train a network on all ranks, then classify by features and by pixels.
+    """Train a network on all ranks, then classify with its features and with pixels.
 
     The features come from the network's last hidden layer.
     """

@@ -109,7 +109,7 @@ def counted(comm: Comm, lines: Sequence[str], words: Sequence[str], keys: int) -
 
 
 def descent(comm: Comm, steps: int, lr: float) -> float:
-    """Train on diabetes as a dataflow of tasks, without a driver. Return the final distance to one process.
+    """Train on diabetes as a dataflow of tasks, without a driver. Return the final distance from one process.
 
     Every rank updates and compares its own slices of the weights.
     """

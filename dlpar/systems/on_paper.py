@@ -1,4 +1,4 @@
-"""Cost of a model that is cut over devices. They share each layer and sum each piece's gradients."""
+"""Cost of a model that is cut over devices. The devices share each layer and sum each piece's gradients."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def apart(first: Run, *others: Run) -> float:
 
 
 def same_as_alone(**fields: Any) -> dict[str, Experiment]:
-    """Return a short float64 training by a system and the same training by one process."""
+    """Return a short float64 training run by a system and the same run by one process."""
     training = {"workers": 4, "steps": 20, "dtype": "float64", "evaluate_every": 1000}
     cluster = {"world": "simulated", **fields.pop("cluster", {})}
     system = Experiment(**{**training, **fields}, cluster=cluster)

@@ -222,7 +222,7 @@ def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> l
 
 
 def transformer_layer_elements(batch: int, context: int, width: int, ranks: int) -> float:
-    """Return 8·b·s·h·(t-1)/t, a device's sent elements in a step for a block.
+    """Return 8·b·s·h·(t-1)/t, the elements that a device sends in a step for a block.
 
     Source: Narayanan et al., arXiv 2104.04473.
     """

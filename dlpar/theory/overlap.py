@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Overlapped(NamedTuple):
-    """Ends of computing and of the last bucket's sending, in seconds from a common start."""
+    """End of the computation and end of the last bucket's sending, in seconds from a common start."""
 
     computed: float
     sent: float

@@ -239,7 +239,7 @@ class Costs:
         return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
 
     def prediction(self, seconds: float, beside: float, kind: str) -> PredictedStep:
-        """Predict a step of given seconds.
+        """Predict a step of a given duration in seconds.
 
         A worker also computes `beside` seconds for the exchange.
 

@@ -44,7 +44,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def trial(number: int) -> str:
-    """Compute on the GPU of this number. Return why that fails, in one line, or nothing."""
+    """Compute on the GPU with this number. Return the reason for a failure in one line, or nothing."""
     import torch  # here: a launcher need not load it
 
     try:

@@ -43,7 +43,7 @@ class Pace:
         self.varies, self.factor = platform.timing.kind != "constant", 1.0
 
     def new_step(self, step: int) -> None:
-        """Draw the factor on this rank's times in a step."""
+        """Sample the factor that multiplies this rank's times in a step."""
         if self.varies:
             self.factor = self.timing.factor(self.seed, self.rank, step)
 

@@ -1,4 +1,4 @@
-"""Messages by MPI: CPU tensors in place, device tensors staged through pinned memory.
+"""Messages through MPI: CPU tensors in place, device tensors staged through pinned memory.
 
 MPI has no bfloat16, and counts in 32-bit integers.  So payloads travel as raw memory, and long payloads as an
 MPI type of many bytes.  Only the library's all-reduce needs a number type, because it adds.

@@ -1,4 +1,4 @@
-"""Messages by torch.distributed: NCCL between GPUs, and gloo for tests without GPUs.
+"""Messages through torch.distributed: NCCL between GPUs, and gloo for tests without GPUs.
 
 NCCL has no any-source receives and no tags.  So a message with a tag above 0, every object and every barrier
 travels by MPI. An untagged message between named peers travels here, if it is on this rank's device.
@@ -40,7 +40,7 @@ class DeviceTraffic(Traffic):
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=UNREAD)
 
     def queued(self, wait: Callable[[], Any]) -> None:
-        """Make a call by which the GPU's queue waits for a message. Time the wait by the GPU's events."""
+        """Make a call that lets the GPU's queue wait for a message. Time the wait by the GPU's events."""
         since, until = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         since.record(torch.cuda.current_stream(self._device))
         wait()

@@ -85,6 +85,6 @@ def _queued_so_far(device: torch.device) -> torch.cuda.Event | None:
 
 
 def _follow(event: torch.cuda.Event | None, device: torch.device) -> None:
-    """Let this thread's stream wait for an event of the computing stream."""
+    """Let this thread's stream wait for an event of the compute stream."""
     if event is not None:
         torch.cuda.current_stream(device).wait_event(event)

@@ -1,4 +1,4 @@
-"""Cells: processes that run an answer, one for each rank, so that ranks are isolated from each other.
+"""Cells: isolated processes that run an answer, one for each rank.
 
 A *nursery* forks the cells.  It has loaded Python's packages and the code that the exercise lends.  It never
 reads a check, an input or an answer.  In a box, a cell sees no dlpar, no network, no other process and no
@@ -113,7 +113,7 @@ def open_nursery() -> socket.socket:
 
 
 def _live(handle: int, space: dict[str, Any]) -> NoReturn:
-    """Report the box's holes, read the answer, and call its functions until the judge has gone."""
+    """Report the box's holes, read the answer, and call its functions until the judge disconnects."""
     judge = CellComm.judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     judge.send_bytes(packed(_holes()))
@@ -127,7 +127,7 @@ def _live(handle: int, space: dict[str, Any]) -> NoReturn:
 
 
 def _holes() -> list[str]:
-    """Name everything that an answer in a box can reach although it must not."""
+    """List everything that an answer in a box can access but must not."""
     found = [f"the network {name}" for _, name in socket.if_nameindex() if name != "lo"]
     found += [f"{folder}, to write there" for folder in WATCHED if os.access(folder, os.W_OK)]
     found += [f"what is in {folder}" for folder in HIDDEN if os.path.isdir(folder) and os.listdir(folder)]
@@ -135,7 +135,7 @@ def _holes() -> list[str]:
 
 
 def packed(message: Any) -> bytes:
-    """Return a cell's message for the judge, which reads only data."""
+    """Return a cell's message for the judge. The judge reads only data."""
     body = io.BytesIO()
     torch.save(message, body)
     return body.getvalue()

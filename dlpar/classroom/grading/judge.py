@@ -188,7 +188,7 @@ def _sent(one: Any) -> Any:
 
 
 def _put_back(one: Any, now: Any) -> None:
-    """Copy a cell's changes of an argument back in place."""
+    """Copy a cell's changes to an argument back in place."""
     if isinstance(one, torch.Tensor):
         one.copy_(now)
     elif isinstance(one, (list, tuple)):

@@ -279,7 +279,7 @@ class InLine:
 
 
 class OneAccount(InLine, SimpleLocalProcessSpawner):
-    """Start every server in the account that runs the hub. Students are not isolated from each other."""
+    """Start every server under the account that runs the hub. Students are not isolated from each other."""
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment, which has a runtime folder for the name."""
@@ -288,7 +288,7 @@ class OneAccount(InLine, SimpleLocalProcessSpawner):
 
 
 class OwnAccount(InLine, LocalProcessSpawner):
-    """Start every server in its student's own Unix account."""
+    """Start every server under its student's own Unix account."""
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment.

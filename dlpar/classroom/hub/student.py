@@ -1,4 +1,4 @@
-"""Start a student's server in her account: update her copy of the labs, then run JupyterLab.
+"""Start a student's server under her account: update her copy of the labs, then run JupyterLab.
 
 ``python -m dlpar.classroom.hub.student [ARGUMENT…]``; arguments go to ``jupyterhub-singleuser``.  Besides the
 usual variables of JupyterHub it needs only ``$DLPAR_LABS``, the folder of the shared labs.

@@ -70,7 +70,7 @@ class Students:
         self.to_stop: dict[str, set[str]] = defaultdict(set)
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
-        """Take a report of a student's server and return the answer.
+        """Accept a report from a student's server and return the answer.
 
         Raises
         ------
@@ -248,13 +248,13 @@ class Class(HubOAuthenticated, RequestHandler):
 
 
 class Report(HubOAuthenticated, RequestHandler):
-    """Reports of students' servers. Each server's token identifies its student."""
+    """Reports from students' servers. Each server's token identifies its student."""
 
     hub_scopes = None  # every user of this hub may report, and do nothing else here
 
     @authenticated
     def post(self) -> None:
-        """Take a report and answer it, as :func:`dlpar.classroom.hub.student_server.report` describes."""
+        """Accept a report and answer it, as :func:`dlpar.classroom.hub.student_server.report` describes."""
         try:
             report = json.loads(self.request.body)
             self.finish(self.settings["students"].hear(self.current_user["name"], report))

@@ -32,7 +32,7 @@ SHARDED = "{name} is right on {ranks}: it has one process's weights, and sends w
 
 
 def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
-    """Run a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
+    """Run ``student(comm, weights, gradient, velocity, lr, momentum)`` for a few steps of SGD with momentum.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[Any]:
 
 
 def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
-    """Return the right answer of a rank, computed by one process with autograd."""
+    """Return the correct answer of a rank, computed by one process with autograd."""
     import torch
 
     x, up, down, of_y = _problem(ranks)
@@ -229,7 +229,7 @@ def _steps_differ(told: list[dict[str, Any]]) -> str:
 
 
 def _trained_alike(told: list[dict[str, Any]]) -> str:
-    """Return the sentence for a right scheme. It compares the data sent in a step with a ring's."""
+    """Return the sentence for a correct scheme. It compares the data sent in a step with a ring's."""
     ring = closed_form("ring", len(told), told[0]["elements"], itemsize=8)
     busiest = f"{ring.busiest_bytes:,} the busiest worker"
     theirs = f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {busiest}"

@@ -57,7 +57,7 @@ class Desk:
 
 
 def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = ()) -> Verdict:
-    """Run a server that answers a push by ``on_push(server, worker, gradient)``.
+    """Run a server that answers each push with ``on_push(server, worker, gradient)``.
 
     The function must move ``server.weights`` by the gradient, with the learning rate divided by the
     gradient's staleness (at least 1). It must count the update and the worker's clock, and note that the
@@ -84,7 +84,7 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
 
 
 def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
-    """Run a server with backup workers. It answers a push by ``on_push(server, worker, gradient)``.
+    """Run a server with backup workers. It answers each push with ``on_push(server, worker, gradient)``.
 
     The function must gather a push of the present version, and drop others.  With ``server.needed`` pushes it
     moves the weights by the learning rate times their mean, counts the version, and clears the list.  The
@@ -131,7 +131,7 @@ def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], let
 
 
 def _push(comm: Comm, bound: int) -> None:
-    """Push gradients of whole numbers, different in every push.
+    """Push gradients of whole numbers that differ in every push.
 
     For a graded answer, gradients and pauses are random.
     """
@@ -149,7 +149,7 @@ def _push(comm: Comm, bound: int) -> None:
 
 
 def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> tuple[str, int, int]:
-    """Answer by the rule, and compare the student's function until its answer differs.
+    """Answer by the rule, and check the student's function until its answer differs.
 
     Returns the first error, the age of the oldest gradient and the largest lead.
     """

@@ -45,7 +45,7 @@ def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **syn
 
 
 def _networks(how: str, **sync: float) -> dict[str, Experiment]:
-    """Return the four networks. A GPU has 64 images or 8 sequences."""
+    """Return the four networks. Each GPU has 64 images or 8 sequences."""
     batches = {"vgg16": 64, "inception3": 64, "resnet101": 64, "bert-large": 8}
     titles = ("VGG-16", "Inception V3", "ResNet-101", "BERT-large")
     asked = (_on_16(name, batch=batch, **sync) for name, batch in batches.items())

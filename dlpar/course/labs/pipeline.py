@@ -38,7 +38,7 @@ def _bubble(run: Run) -> dict[str, float]:
 
 
 def live_pipeline() -> Experiment:
-    """Run four processes on the clock of BERT-large on P100s, by 1F1B with 8 micro-batches."""
+    """Run four processes on the clock of BERT-large on P100s, with 1F1B and 8 micro-batches."""
     return _stages(DEEP, "1f1b", batch=16, cluster={"world": "paced", **BERT})
 
 
@@ -49,7 +49,7 @@ def _keeps_its_schedule(run: Run) -> Shown:
 
 
 def schedules() -> dict[str, Experiment]:
-    """Train on the same 256 samples in 8 micro-batches by every schedule.
+    """Train on the same 256 samples in 8 micro-batches with every schedule.
 
     The model really trains, on the clock of BERT-large on P100s and 100 Gb InfiniBand.
     """
@@ -73,7 +73,7 @@ def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
 
 
 def more_micro_batches() -> list[Experiment]:
-    """Simulate 256 samples in 1 to 256 micro-batches, by 1F1B and GPipe. Messages carry sizes only."""
+    """Simulate 256 samples in 1 to 256 micro-batches, with 1F1B and GPipe. Messages carry sizes only."""
     flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch both schedules are the same
     cluster = {"messages": "sizes"}
     return [_stages(WIDE, name, m, cluster=cluster) for name, counts in flush.items() for m in counts]
@@ -94,7 +94,7 @@ def small_micro_batches() -> list[Experiment]:
 
 
 def without_a_flush() -> list[Experiment]:
-    """Train by 1F1B and by PipeDream with a small and a large learning rate. PipeDream never drains."""
+    """Train with 1F1B and PipeDream at a small and a large learning rate. PipeDream never drains."""
     four = {"name": "mlp", "width": 64, "depth": 4}  # equal layers, and the output layer with the last
     # The middle of the run is drawn, so it holds no evaluation, for which a pipeline stops.
     flush = _stages(four, "1f1b", steps=120, evaluate_every=30, optimizer="momentum", cluster=BERT)

@@ -1,4 +1,4 @@
-"""Figures of communication cost: messages, collectives, and communication that computing does not hide."""
+"""Figures of communication cost: messages, collectives, and communication that computation does not hide."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
 
 
 def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
-    """Draw a bar for each experiment: computing, with length 1, and exposed communication.
+    """Draw a bar for each experiment, with its computation (length 1) and exposed communication.
 
     A mark shows the closed form of the whole step, if there is one.
 
@@ -344,7 +344,7 @@ def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequenc
 
 
 def sending(experiment: Experiment) -> Figure:
-    """Draw the predicted computing and sending of a step, from its start to its last bucket's end.
+    """Draw the predicted computation and sending of a step, from its start to the end of its last bucket.
 
     A bucket is sent when its gradients are ready and the bucket before it has left; it takes
     2 (N-1) (a + b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li,

@@ -144,7 +144,7 @@ def windows(experiment: Experiment, bars: Iterable[Bar]) -> list[list[Bar]]:
 
 
 def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
-    """Return the bubble as bars, the times in which a rank is idle or waits for a message."""
+    """Return the bubble as bars: the times when a rank is idle or waits for a message."""
     found = []
     for own in windows(experiment, bars):
         begin, end = window(own)
@@ -236,7 +236,7 @@ def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Bar]],
 
 
 def percent(bubble: float) -> str:
-    """Return a bubble as a percentage of computing time."""
+    """Return a bubble as a percentage of computation time."""
     return f"{bubble:.0%}" if bubble >= 1 else f"{bubble:.1%}"
 
 

@@ -174,7 +174,7 @@ def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = T
 
 
 def curve_names(experiments: Sequence[Experiment]) -> list[str]:
-    """Return each curve's name, the settings that differ apart from the number of workers and the world."""
+    """Return each curve's name: the differing settings other than the number of workers and the world."""
     clusters = [e.cluster.model_copy(update={"world": "real", "messages": "values"}) for e in experiments]
     alike = [e.model_copy(update={"workers": 1, "cluster": c}) for e, c in zip(experiments, clusters)]
     kinds = {e.model_dump_json(): e for e in alike}

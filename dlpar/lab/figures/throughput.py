@@ -188,7 +188,7 @@ class Throughput(Plot):
                 line.replace(np.array([(0.0, height), (self.end_of("xaxis"), height)]))
 
     def _said(self) -> Any:
-        """Return the number that the student predicted, or None without one."""
+        """Return the number that the student predicted, or None if there is none."""
         return self.asked and self.asked.value
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:

@@ -24,12 +24,12 @@ HERE = "here"
 
 
 def names() -> list[str]:
-    """List the names that :func:`platform` knows. ``here`` is this machine, after it was measured."""
+    """List the names that :func:`platform` knows. ``here`` is this machine, once it has been measured."""
     return [HERE, *PLATFORMS]
 
 
 def here_file() -> Path:
-    """Return the path of the file with this machine's figures. It lies beside the runs."""
+    """Return the path of the file with this machine's figures. It is stored beside the runs."""
     return runs_folder().parent / "here.json"
 
 

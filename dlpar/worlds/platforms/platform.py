@@ -62,7 +62,7 @@ class Device(Part):
 
 
 class Timing(Part):
-    """Variation of computing times, as a factor for every rank and step.
+    """Variation of computation times, as a factor for every rank and step.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Timing(Part):
     cv: float = Field(0.1, gt=0, le=10)
 
     def factor(self, seed: int, rank: int, number: int) -> float:
-        """Return the factor on the mean time of each computation of a step.
+        """Return the factor that multiplies the mean time of each computation of a step.
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class Platform(FromFile):
         return self.device.seconds(flops, workload)
 
     def link(self, same_node: bool) -> Link:
-        """Return the link of two ranks. If a platform has only one kind of link, it connects all ranks."""
+        """Return the link between two ranks. If a platform has one kind of link, it connects all ranks."""
         return (self.inside or self.between) if same_node else (self.between or self.inside)
 
 

@@ -1,4 +1,4 @@
-"""Workloads: big models' parameters and operations by layer. A small model may represent a workload.
+"""Workloads: parameters and operations of large models by layer. A small model may represent a workload.
 
 The small model does the mathematics, and the bytes and FLOPs of the big model are charged.  The tables follow
 from the architectures in the papers, and a test derives them again.

@@ -39,7 +39,7 @@ Interval = int | Callable[[float, list[float]], int]
 
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
-    """Yield an endless series of failure times with exponential gaps of this mean."""
+    """Yield an endless series of failure times with exponentially distributed gaps of this mean."""
     from dlpar.config.generator import generator  # here: who measures goodput may not have numpy
 
     draw, at = generator(seed, "failures"), 0.0
