@@ -60,7 +60,7 @@ class Progress:
         self._began = time.monotonic()
 
     def take(self, records: list[tuple[str, Record]], ended: bool = False) -> None:
-        """Take the new records from a :class:`~dlpar.jobs.tail.Tail`.
+        """Process the new records from a :class:`~dlpar.jobs.tail.Tail`.
 
         If `ended` is true, these records are the last.
         """

@@ -53,7 +53,7 @@ class Counter(Protocol):
     """Number that all ranks increment together."""
 
     def take(self) -> int:
-        """Return the present number, from 0, and increment it. No two calls return the same number."""
+        """Return the current number, from 0, and increment it. No two calls return the same number."""
 
 
 class Packet:
@@ -251,7 +251,7 @@ class World:
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:
-        """Return facts of this world for a step's record.
+        """Return facts about this world for a step's record.
 
         In the paced world: ``slip``, the largest delay of the wall clock, and ``lag``, its present delay, in
         seconds.

@@ -71,7 +71,7 @@ class CompressedAllreduce:
         self.codec, self.memories = codec, Memories(codec)
 
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
-        """Replace `bucket`, shape (n,), by the sum of the ranks' delivered buckets.
+        """Replace `bucket`, shape (n,), with the sum of the ranks' delivered buckets.
 
         A bucket's place in the gradient and its length identify its memory.
         """

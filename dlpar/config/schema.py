@@ -69,7 +69,7 @@ class Only:
 
 
 class Part(BaseModel):
-    """Frozen part of an :class:`~dlpar.Experiment`. Unknown fields are refused.
+    """Frozen part of an :class:`~dlpar.Experiment`. Unknown fields are rejected.
 
     A part may be written as its head field alone: ``sync="ring"`` means
     ``sync={"scheme": "ring"}``.  The head is the first field of the class.
@@ -96,7 +96,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, fields: Any) -> Any:
-        """Read a bare word as the head. ``workers=True`` becomes a word and is refused."""
+        """Read a bare word as the head. ``workers=True`` becomes a word and is rejected."""
         if isinstance(fields, str):
             return {cls.head(): fields}
         if not isinstance(fields, dict) or not any(isinstance(value, bool) for value in fields.values()):

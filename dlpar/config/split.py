@@ -316,7 +316,7 @@ class PipelineSplit(ModelSplit):
 
 
 def layers_of(e: Experiment) -> int | None:
-    """Count the layers with weights, which a pipeline distributes.
+    """Count the layers that a pipeline distributes: those with weights.
 
     Return None if a workload replaces the model.
     """

@@ -56,7 +56,7 @@ started: list[subprocess.Popen] = []
 
 
 def warm_socket() -> Path | None:
-    """Return the socket of a fork server that runs the present code. Start one if needed.
+    """Return the socket of a fork server that runs the current code. Start one if needed.
 
     This takes milliseconds, or seconds if a server must start.
 

@@ -69,7 +69,7 @@ class TimeSpent:
         self._spares, self._dead, self._zero = set[int](), set[int](), math.nan  # Unix time of second 0
 
     def header(self, rank: int, record: Record) -> None:
-        """Take a rank's role. The first header of an attempt begins the attempt."""
+        """Process a rank's role. The first header of an attempt begins the attempt."""
         if record.get("attempt", 0) > self._number:
             self._over = self._end if self._first else self._over
             self._wall, self._seconds, self._stopped = self.result()
@@ -77,14 +77,14 @@ class TimeSpent:
         self._spares |= {rank} if record.get("role") == "spare" else set()
 
     def event(self, record: Record) -> None:
-        """Take an event of any rank."""
+        """Process an event of any rank."""
         if record["name"] == "start":
             self._zero = record.get("at", math.nan) - record["t"]
         elif record["name"] == "death":
             self._dead.add(record["dead"])
 
     def steps(self, rank: int, steps: Sequence[Record]) -> None:
-        """Take steps of a rank."""
+        """Process steps of a rank."""
         began = min(s["t"] - s["compute"] - s["comm"] - s["wait"] for s in steps)
         self._first[rank] = min(began, self._first.get(rank, math.inf))
         self.first, self.last = min(self.first, began), max(self.last, *(s["t"] for s in steps))

@@ -137,7 +137,7 @@ class Job:
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill a real rank now, as if its machine died. In other worlds the rank dies after its present step.
+        """Kill a real rank now, as if its machine died. In other worlds the rank dies after its current step.
 
         Raises
         ------
@@ -330,7 +330,7 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Refuse an experiment that this machine cannot run because of files, GPUs, limits or memory.
+    """Reject an experiment that this machine cannot run because of files, GPUs, limits or memory.
 
     Raises
     ------

@@ -30,7 +30,7 @@ SMALL = 1e8
 
 
 def check_memory(experiment: Experiment, left: int | None = None, cards: Sequence[Gpu] | None = None) -> None:
-    """Refuse a job that cannot fit into the memory of this machine and its GPUs.
+    """Reject a job that cannot fit into the memory of this machine and its GPUs.
 
     A job on several machines is not checked.
 
@@ -110,7 +110,7 @@ def _of_one(e: Experiment, workers: int) -> float:
 
 
 def hidden_weights(e: Experiment) -> int:
-    """Return the number of weights between hidden layers, which is a model's minimum for any data."""
+    """Return the number of weights between hidden layers. This is a model's minimum for any data."""
     width, depth = e.model.width, e.model.depth
     return {
         "mlp": (depth - 1) * width**2,

@@ -65,7 +65,7 @@ def source_of(name: str) -> str:
 
 
 def attempts_in(folder: Path) -> list[list[str]]:
-    """Return the names of a run's record files by attempt, the present attempt last."""
+    """Return the names of a run's record files by attempt, the current attempt last."""
     names = glob("*.jsonl", root_dir=folder)
     earlier = [match for match in map(EARLIER.fullmatch, names) if match]
     found: list[list[str]] = [[] for _ in range(2 + max((int(match[2]) for match in earlier), default=-1))]
@@ -120,7 +120,7 @@ class Tail:
         return [(f"rank-{r['rank']}" if source == ALL_RANKS else source, r) for r in records]
 
     def read_all(self) -> list[tuple[str, Record]]:
-        """Return all records since the last call, up to the present end of the files."""
+        """Return all records since the last call, up to the current end of the files."""
         return [found for part in iter(self.read, []) for found in part]
 
     def _new_lines(self, name: str) -> list[bytes]:

@@ -45,7 +45,7 @@ def close_files(files: list[int]) -> None:
 
 
 class Connection(socket.socket):
-    """End of a connection that carries messages, which are values ready for JSON.
+    """End of a connection that carries messages. Messages are values ready for JSON.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Connection(socket.socket):
         self._heard = b""
 
     def say(self, message: Any, files: Sequence[int] = ()) -> None:
-        """Send a message with open files. Raises `OSError` if the other end has gone or does not listen."""
+        """Send a message with open files. Raises `OSError` if the other end has closed or does not listen."""
         line = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self, [line], files)
         if sent < len(line):  # the other end may already have answered and closed

@@ -259,7 +259,7 @@ class Panel(RunPage):
         return job
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record, and note its information about the state of a rank."""
+        """Process a record, and note its information about the state of a rank."""
         super().take(source, record)
         match record:
             case {"k": "rank", "rank": rank}:
@@ -294,7 +294,7 @@ class Panel(RunPage):
         self.flush()
 
     def _end_recording(self) -> None:
-        """End a playing recording, so that nobody waits for its end."""
+        """End a recording that is playing, so that nobody waits for its end."""
         if self.running and not self.job:
             self.leave()
 

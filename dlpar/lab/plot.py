@@ -150,7 +150,7 @@ class Drawing:
                 self.caption = self._news["caption"] = sentence
 
     def static(self) -> Figure:
-        """Return the present figure with its caption."""
+        """Return the current figure with its caption."""
         with self._guard:
             layout = {**self.looks["layout"], "height": self.looks["height"]}
             layout["meta"] = {"caption": self.caption}
@@ -233,7 +233,7 @@ class Series:
             self._push(row)
 
     def replace(self, rows: np.ndarray) -> None:
-        """Replace all rows by the last `limit` of `rows`, of shape (points, columns)."""
+        """Replace all rows with the last `limit` of `rows`, of shape (points, columns)."""
         rows = np.array(rows, dtype=float).reshape(-1, self._rows.shape[1])[-self.limit :]
         self._rows[: len(rows)] = rows
         self._size, self._sent, self.stride = len(rows), -1, 1
@@ -369,10 +369,10 @@ class Plot(Drawing):
                 self.restyle(trace, name=spec["style"]["name"].replace(old, name))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take the record of a worker's step, of a test on held-out samples, or of a rank's event."""
+        """Process the record of a worker's step, of a test on held-out samples, or of a rank's event."""
 
     def step(self, done: GlobalStep) -> None:
-        """Take the record of a finished global step."""
+        """Process the record of a finished global step."""
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Update the axes and the caption."""
@@ -417,7 +417,7 @@ class Board:
             plot.begin(run)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take a record of a rank."""
+        """Process a record of a rank."""
         kind = record["k"]
         if kind == "step":
             self.steps.add(rank, record)

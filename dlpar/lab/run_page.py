@@ -143,7 +143,7 @@ class RunPage(Page):
             self._over.set()
 
     def picture(self) -> Figure:
-        """Return the figure in front as a static figure, in its present state."""
+        """Return the figure in front as a static figure, in its current state."""
         return self.figures[self.state["front"]].static()
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class RunPage(Page):
     # ---- called by the watch ---------------------------------------------------------
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record from the watch."""
+        """Process a record from the watch."""
         if source == "job" and record["k"] == "queued":
             where = place_in_queue(record["ahead"], record["paused"])
             self._status.say(f"{where}; it starts by itself; Stop leaves the queue")

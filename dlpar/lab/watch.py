@@ -45,7 +45,7 @@ class Listener(Protocol):
     """Receiver of the records of a watch."""
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record. `source` is ``rank-3`` or ``job``."""
+        """Process a record. `source` is ``rank-3`` or ``job``."""
 
     def refresh(self, alive: bool) -> None:
         """Show the records taken so far. With `alive`, send a heartbeat even without records."""

@@ -507,11 +507,11 @@ class WeightStash:
 
     @property
     def versions(self) -> int:
-        """Return the number of weight versions held, including the present one."""
+        """Return the number of weight versions held, including the current one."""
         return len({self.version, *self._kept})
 
     def keep(self, micro: int) -> None:
-        """Keep the present weights for a micro-batch. Each version has one copy."""
+        """Keep the current weights for a micro-batch. Each version has one copy."""
         if micro in self._version_of:  # its forward pass is repeated
             return
         self._version_of[micro] = self.version

@@ -215,7 +215,7 @@ class Split:
         return {}
 
     def whole(self) -> nn.Module | None:
-        """Assemble the model with its present weights. Collective over the replica's ranks.
+        """Assemble the model with its current weights. Collective over the replica's ranks.
 
         Returns
         -------
@@ -280,7 +280,7 @@ def propagate(loss: Tensor, share: float) -> None:
 
 
 def narrowed(x: Tensor) -> Tensor:
-    """Convert floats to the input type of products, which is bfloat16 in mixed-precision forward passes."""
+    """Convert floats to the input type of products: bfloat16 in mixed-precision forward passes."""
     kind = x.device.type  # a device that holds no values has no autocast
     can = torch.amp.is_autocast_available(kind)
     wanted = can and x.is_floating_point() and torch.is_autocast_enabled(kind)

@@ -208,7 +208,7 @@ def columns(x: Tensor, group: TensorGroup, layers: Sequence[nn.Linear]) -> tuple
 
 
 def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:
-    """Replace every BatchNorm layer in `model`, in place, by one that uses the statistics of all ranks."""
+    """Replace every BatchNorm layer in `model`, in place, with one that uses the statistics of all ranks."""
     for name, child in model.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             setattr(model, name, SyncBatchNorm(child, comm))

@@ -97,7 +97,7 @@ class Averaging(Scheme):
         self.comm.compute(partial(self.optimizer.step, gradient.mul_(share)), cost=3 * len(gradient))
 
     def _offer(self) -> None:
-        """Replace the gradient by this worker's change, and the weights by the last agreed weights."""
+        """Replace the gradient with this worker's change, and the weights with the last agreed weights."""
         replica, workers = self.replica, self.experiment.workers
         self.own.copy_(replica.weights)
         replica.gradient.copy_(self.agreed).sub_(self.own).div_(workers)

@@ -98,7 +98,7 @@ class InStep(Gossip):
         raise NotImplementedError
 
     def mix(self) -> None:
-        """Replace the replica's weights by their average with the received weights."""
+        """Replace the replica's weights with the average of its own and the received weights."""
         raise NotImplementedError
 
     def steps(self) -> Iterator[int]:

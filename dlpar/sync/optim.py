@@ -78,7 +78,7 @@ def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict)
 
 
 def _kept(state: dict, weights: torch.Tensor, *names: str, fused: bool = False) -> list[torch.Tensor]:
-    """Return the rule's vectors of these names and its count of steps.
+    """Return the rule's vectors with these names and its count of steps.
 
     The vectors are allocated in the first step.
     """

@@ -114,7 +114,7 @@ class _Shards:
         return total
 
     def evaluate(self) -> float:
-        """Sum the gradient at the present weights on the shards, and return the loss."""
+        """Sum the gradient at the current weights on the shards, and return the loss."""
         self.evaluation += 1
         self.tell(OPEN)
         losses: dict[int, float] = {}

@@ -110,7 +110,7 @@ def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str 
 
 
 class AllReduced(Scheme):
-    """Bulk-synchronous scheme with the user's function, which sums the gradients on every rank."""
+    """Bulk-synchronous scheme in which the user's function sums the gradients on every rank."""
 
     def __init__(self, *given: Any, allreduce: Callable[[Comm, torch.Tensor], Any]) -> None:
         super().__init__(*given)

@@ -1,4 +1,4 @@
-"""Cost of failures: goodput over the interval between snapshots, and the kinds of lost time."""
+"""Cost of failures: goodput against the interval between snapshots, and the kinds of lost time."""
 
 from __future__ import annotations
 

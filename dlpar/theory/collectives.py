@@ -92,7 +92,7 @@ HALVES = {
 
 
 def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
-    """Return the seconds in which one rank receives and adds messages that were sent at the same time.
+    """Return the seconds that one rank needs to receive and add messages that were sent at the same time.
 
     While the rank takes and adds one message, the next one arrives: the slower of the two sets the pace.
     """

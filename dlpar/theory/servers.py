@@ -129,7 +129,7 @@ class Servers:
         return max(alone, self.workers * busy)
 
     def _shards(self) -> tuple[float, float]:
-        """Return b and c, the seconds in which a link carries a shard's push and an answer."""
+        """Return b and c, the seconds that a link needs to carry a shard's push and an answer."""
         return self.nbytes / self.servers / self.link.bandwidth, self._answer() / self.link.bandwidth
 
     def _answer(self) -> float:

@@ -402,7 +402,7 @@ class SharedCounter:
         self._one, self._got = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
 
     def take(self) -> int:
-        """Return the present number, from 0, and increment it."""
+        """Return the current number, from 0, and increment it."""
         self.window.Fetch_and_op(self._one, self._got, 0, 0, MPI.SUM)
         self.window.Flush(0)
         return int(self._got[0])
@@ -426,7 +426,7 @@ class LockedCounter:
         meet(mpi)  # the first rank's file is open until all have opened it
 
     def take(self) -> int:
-        """Return the present number, from 0, and increment it."""
+        """Return the current number, from 0, and increment it."""
         fcntl.lockf(self.file, fcntl.LOCK_EX)
         number = int.from_bytes(os.pread(self.file, 8, 0), "little")
         os.pwrite(self.file, (number + 1).to_bytes(8, "little"), 0)

@@ -130,7 +130,7 @@ def hosts_of(hostfile: str) -> dict[str, int | None]:
 
 
 def _check_names(hostfile: str) -> None:
-    """Refuse hosts with the same name.
+    """Reject hosts with the same name.
 
     Open MPI's launcher would wait forever for the second host. The check asks every other host through the
     launcher's own agent.  Hosts that do not answer are left to the launcher.

@@ -161,7 +161,7 @@ def students(where: str) -> list[str]:
 
 
 def handed_in(where: str, student: str, lab: str) -> list[Any]:
-    """Read the cells of a student's notebook. Links, other accounts' files and pipes are refused.
+    """Read the cells of a student's notebook. Links, other accounts' files and pipes are rejected.
 
     Parameters
     ----------

@@ -106,7 +106,7 @@ class Cells:
         self.lines: dict[int, str] = {}  # by rank: the line of the answer with its latest request
 
     def simulate(self, program: Any, *arguments: Any, workers: int, **cluster: Any) -> list[Any]:
-        """Replace :func:`dlpar.jobs.launch.spmd` by simulated ranks in this process."""
+        """Replace :func:`dlpar.jobs.launch.spmd` with simulated ranks in this process."""
         cluster["world"] = "simulated"
         simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=cluster))
         try:

@@ -282,7 +282,7 @@ class OneAccount(InLine, SimpleLocalProcessSpawner):
     """Start every server under the account that runs the hub. Students are not isolated from each other."""
 
     def get_env(self) -> dict[str, str]:
-        """Return the server's environment, which has a runtime folder for the name."""
+        """Return the server's environment with a runtime folder for the name."""
         mine = private_folder(runtime_folder() / f"hub-{self.user.name}")
         return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
 

@@ -24,7 +24,7 @@ LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5"
 
 
 def main() -> None:
-    """Replace this process by the student's JupyterLab. Never returns."""
+    """Replace this process with the student's JupyterLab. Never returns."""
     os.umask(0o077)  # only she may read her files
     os.nice(NICE)
     own = Path.home() / FOLDER

@@ -36,7 +36,7 @@ class Distance:
             self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 
     def add(self, done: GlobalStep) -> None:
-        """Take the record of a global step."""
+        """Process the record of a global step."""
         held = np.array(list(done.sketches.values()))
         if len(held) < self.experiment.workers:
             return
@@ -90,7 +90,7 @@ class Consensus(Plot):
         self.relayout(xaxis=xaxis, yaxis={**yaxis, "exponentformat": "power"})
 
     def step(self, done: GlobalStep) -> None:
-        """Take the record of a finished global step."""
+        """Process the record of a finished global step."""
         self.kept[self.front.key].add(done)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
@@ -119,7 +119,7 @@ def contraction(experiment: Experiment) -> float | None:
 
 
 def disagreement(experiment: Experiment) -> str:
-    """Return a warning if a graph is disconnected, so that its workers cannot agree.
+    """Return a warning if a graph is disconnected. Its workers then cannot agree.
 
     Otherwise return empty text.
     """

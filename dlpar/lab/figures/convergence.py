@@ -72,7 +72,7 @@ class Curve:
         return self.done.samples if self.done else 0
 
     def step(self, done: GlobalStep) -> None:
-        """Take the record of a finished global step. Draw earlier tests at the previous step."""
+        """Process the record of a finished global step. Draw earlier tests at the previous step."""
         if self.done:
             self.draw_tests(self.done)
             if done.attempt > self.done.attempt:
@@ -111,7 +111,7 @@ class Curve:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
-        """Take a test result. It is drawn when all workers have done the steps before."""
+        """Process a test result. It is drawn when all workers have done the steps before."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
 
@@ -174,11 +174,11 @@ class Convergence(Plot):
             self._relayout()
 
     def step(self, done: GlobalStep) -> None:
-        """Take the record of a finished global step."""
+        """Process the record of a finished global step."""
         self.kept[self.front.key].step(done)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take the result of a test on held-out samples."""
+        """Process the result of a test on held-out samples."""
         if record["k"] == "eval":
             self.kept[self.front.key].test(record)
         elif record.get("name") == "death":

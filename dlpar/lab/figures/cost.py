@@ -185,7 +185,7 @@ def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, 
 
 
 def link_fit(*found: PingPong) -> Figure:
-    """Draw the one-way time of a message over its bytes, and the fit ``latency + bytes / bandwidth``.
+    """Draw the one-way time of a message against its bytes, and the fit ``latency + bytes / bandwidth``.
 
     Parameters
     ----------
@@ -406,7 +406,7 @@ POINTS = 80
 
 
 def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the time of a step and its closed form over the bucket size on a logarithmic axis.
+    """Draw the time of a step and its closed form against the bucket size on a logarithmic axis.
 
     The dotted line is computing alone; no step can be faster.
 

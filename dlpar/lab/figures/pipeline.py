@@ -334,7 +334,7 @@ Seconds = Mapping[int, float]
 
 
 def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = MappingProxyType({})) -> Figure:
-    """Draw a step's duration over the number of micro-batches.
+    """Draw a step's duration against the number of micro-batches.
 
     Each schedule has a curve with its lowest point.
 

@@ -61,7 +61,7 @@ class RankLines(Plot):
         self.lines = [self.add_trace(k, style, columns, at, limit=POINTS) for k, style in zip(keys, styles)]
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take the record of one worker's step."""
+        """Process the record of one worker's step."""
         if record["k"] != "step":
             return
         value, seconds, step = record[self.field], record["t"], record["step"]
@@ -73,7 +73,7 @@ class RankLines(Plot):
             self.lines[rank].add((seconds, step, value))
 
     def step(self, done: GlobalStep) -> None:
-        """Take the record of a finished global step."""
+        """Process the record of a finished global step."""
         values = []
         while self._waiting and self._waiting[0][0] <= done.seconds:
             values.append(heapq.heappop(self._waiting)[1])

@@ -126,7 +126,7 @@ class Throughput(Plot):
         self.set_axis("xaxis", title=theme.axis(theme.titles(worlds)["seconds"])["title"])
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take the record of one worker's step."""
+        """Process the record of one worker's step."""
         if record["k"] == "step":
             seconds = record["t"]
             began = seconds - record["compute"] - record["comm"] - record["wait"]
@@ -135,7 +135,7 @@ class Throughput(Plot):
                 self.by_rank[rank].add(seconds, record["samples"], began)
 
     def step(self, done: GlobalStep) -> None:
-        """Take the record of a finished global step."""
+        """Process the record of a finished global step."""
         self.kept[self.front.key].add(done.seconds, done.batch, self._began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
@@ -250,7 +250,7 @@ class Waiting(Plot):
             self._relayout(self.end_of("xaxis"), self.end_of("xaxis2"))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take the record of one worker's step, or the bytes that a server reports at its end."""
+        """Process the record of one worker's step, or the bytes that a server reports at its end."""
         sums = self.kept[self.front.key][rank]
         if record["k"] == "step":
             sent = np.nan if record["bytes"] is None else record["bytes"] / 1e6

@@ -186,7 +186,7 @@ class Timeline(Window):
         self.prepare("time since the beginning of the window (ms)", [], KEPT, 100.0, 26)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take a record that may have spans."""
+        """Process a record that may have spans."""
         if rank < len(self.recent) and record.get("spans"):
             self.recent[rank].append(record)
 
@@ -345,7 +345,7 @@ class Lanes(Window):
             self.add_trace(key, style, columns, dict(zip(("x", "y", "text"), columns)))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take the record of one worker's step. A rank's steps come in order."""
+        """Process the record of one worker's step. A rank's steps come in order."""
         spans = record.get("spans") or ()
         if rank >= self.workers or record["k"] != "step" or not spans:
             return

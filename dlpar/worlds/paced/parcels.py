@@ -23,7 +23,7 @@ PATIENCE = 2.0
 
 
 class Parcels:
-    """Tensors sent by this process, some still under way.
+    """Tensors sent by this process, some still in transit.
 
     If MPI copies between processes alone, a parcel needs no help after its send. Otherwise its sender must
     keep calling MPI, which costs more than the send.
@@ -79,7 +79,7 @@ class Parcels:
 
     @property
     def moving(self) -> bool:
-        """Return whether any parcels under way may need help."""
+        """Return whether any parcels in transit may need help."""
         return len(self._under_way) > (0 if self.helped else KEPT)
 
     def move(self) -> None:
@@ -99,7 +99,7 @@ class Parcels:
             time.sleep(FIRST)
 
     def forget(self) -> None:
-        """Drop parcels under way. After a death no rank requests them."""
+        """Drop parcels in transit. After a death no rank requests them."""
         with self._lock:
             self._left += self._under_way
             self._under_way.clear()

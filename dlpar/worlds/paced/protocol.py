@@ -31,7 +31,7 @@ HEAD = 8
 
 
 class Link:
-    """One end of a socket. Its calls raise `ConnectionError` once the other end has gone.
+    """One end of a socket. Its calls raise `ConnectionError` once the other end has closed.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Link:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the other end has gone. Its earlier messages can still be read."""
+        """Return whether the other end has closed. Its earlier messages can still be read."""
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 
     def close(self) -> None:

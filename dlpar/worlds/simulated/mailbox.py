@@ -11,7 +11,7 @@ from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
 class Message:
-    """Message under way.
+    """Message in transit.
 
     Its sender fills it in, and its receiver reads it as an :class:`Arrival`.
 

@@ -23,7 +23,7 @@ from dlpar.worlds.simulated.network import Network
 
 
 class Deadlock(RuntimeError):
-    """Deadlock: every rank waits, and no message is under way. The error names the line of each rank."""
+    """Deadlock: every rank waits, and no message is in transit. The error names the line of each rank."""
 
 
 class LostRank(RuntimeError):
@@ -125,7 +125,7 @@ class Simulator:
     # ---- for its starter ---------------------------------------------------------
 
     def add(self, activity: Activity, program: Callable[[], Any]) -> None:
-        """Start `program()` at the activity's present clock."""
+        """Start `program()` at the activity's current clock."""
 
         def run() -> None:
             try:
@@ -343,11 +343,11 @@ class GreenletTask(greenlet):
         self.switch()
 
     def frame(self) -> FrameType | None:
-        """Return the task's present frame."""
+        """Return the task's current frame."""
         return self.gr_frame
 
     def abandon(self) -> None:
-        """Unwind the task at its present position."""
+        """Unwind the task at its current position."""
         self.throw(Abandoned)
 
 
