@@ -101,7 +101,7 @@ def printable(text: str) -> str:
 
 
 def _program(first: str) -> typer.Typer:
-    """Build the program with the typed command, or with the first sentences of all commands."""
+    """Build the program with only the typed command, or with the first sentence of every command."""
     panels = "rich" if first in COMMANDS else None  # loading them would double the time of `dlpar --help`
     app = typer.Typer(add_completion=False, rich_markup_mode=panels, pretty_exceptions_enable=False)
     app.callback()(_whole)

@@ -250,7 +250,7 @@ def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, An
 
 
 def _value(flag: Flag, text: str) -> Any:
-    """Convert text to a number if the field is a number.
+    """Convert text to a number if the field is numeric.
 
     A message then shows the number as typed.
     """

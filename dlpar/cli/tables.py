@@ -1,4 +1,4 @@
-"""Tables for the terminal: rows under column heads, and pairs of label and text."""
+"""Tables for the terminal: rows under column headings, and pairs of label and text."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def own_chunk(comm: Comm) -> int:
 
 
 def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
-    """Add the tensors that these ranks send to `tensor`, in place and in this order."""
+    """Receive a tensor from each of these ranks, and add it to `tensor`, in place and in this order."""
     arriving = comm.empty(len(tensor), tensor.dtype)
     for source in sources:
         comm.recv(arriving, source, tag=0)

@@ -119,7 +119,7 @@ class Traffic:
                 self._waited += self._now() - since
 
     def waits_of_device(self) -> Callable[[], float]:
-        """Take the waits of the GPU, not of the host, since the last call.
+        """Collect the waits of the GPU, not of the host, since the last call.
 
         The returned function gives their seconds.
 
@@ -247,7 +247,7 @@ class World:
         return False
 
     def survivors(self, comm: Comm) -> Comm:
-        """Form a group of the surviving ranks of `comm` in their order. All survivors call this."""
+        """Form a group of the surviving ranks of `comm`, in the same order. All survivors call this."""
         raise NotImplementedError
 
     def state(self) -> dict[str, float]:
@@ -357,7 +357,7 @@ class Comm(ABC):
 
     @abstractmethod
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        """Gather each rank's picklable object in a list at `root`. Return None elsewhere.
+        """Gather each rank's picklable object into a list at `root`. Return None elsewhere.
 
         For control, not for data.
         """

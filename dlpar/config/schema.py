@@ -33,7 +33,7 @@ class BadData(ValueError):
 
 
 class OneOf:
-    """Mark of a text field that allows the words of a collection. Plug-ins may add words.
+    """Marker of a text field that allows the words of a collection. Plug-ins may add words.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class OneOf:
 
 
 class Only:
-    """Mark of a field that has an effect only with certain values of another field.
+    """Marker of a field that has an effect only with certain values of another field.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """Return `value` as it was given, cut to `limit` characters."""
+    """Return `value` as it was given, truncated to `limit` characters."""
     try:
         text = f"{value:g}" if isinstance(value, float) and math.isfinite(value) else repr(value)
     except ValueError:  # Python does not write out whole numbers of thousands of digits

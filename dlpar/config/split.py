@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Traits(NamedTuple):
-    """Requirements of a pipeline's schedule on the rest of an experiment.
+    """Requirements that a pipeline's schedule places on the rest of an experiment.
 
     Attributes
     ----------

@@ -163,7 +163,7 @@ def short(value: Any, limit: int = 60) -> str:
 
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = "") -> str:
-    """Name the first place where `got` differs from `expected`. Return an empty text if they agree."""
+    """Name the first place where `got` differs from `expected`. Return an empty string if they agree."""
     at = where or "it"
     got, expected = (each.detach().numpy() if hasattr(each, "detach") else each for each in (got, expected))
     if isinstance(expected, Mapping):

@@ -198,7 +198,7 @@ def speedup(one: Run, many: Run) -> float:
 
 
 def most_held(run: Run, *kinds: str) -> int:
-    """Return the maximum bytes that a rank held at a time, for some or all kinds of memory."""
+    """Return the maximum number of bytes that a rank held at once, for some or all kinds of memory."""
     held = (record["memory"] for _, record in run.records() if "memory" in record)
     return max(sum(each[kind] for kind in kinds or each) for each in held)
 

@@ -106,7 +106,7 @@ class ControlGroups:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file, or an empty text if it cannot be read."""
+    """Return the text of a file, or an empty string if it cannot be read."""
     with suppress(OSError), open_plain(path) as file:
         return file.read().decode(errors="replace")
     return ""

@@ -102,7 +102,7 @@ def _socket_path() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a text that depends on every file that ranks run. It prevents ranks from running old code."""
+    """Return a string that depends on every file that ranks run. It prevents ranks from running old code."""
     root = Path(dlpar.__file__).parent
     files = sorted(file for file in root.rglob("*") if file.suffix in READ)
     files = [file for file in files if file.relative_to(root).parts[0] not in NOT_RUN]

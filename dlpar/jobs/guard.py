@@ -157,7 +157,7 @@ class Guardian:
                 self.end("stopped", STOPS[number])
 
     def _hear_queue(self, connection: Any) -> None:
-        """Note the number of jobs ahead. The time limit to start begins when no job is ahead."""
+        """Note the number of jobs ahead. The time limit for the start begins when no job is ahead."""
         try:
             messages = self.queue.hear()
         except slots.NoSlots:

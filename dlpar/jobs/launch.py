@@ -51,7 +51,7 @@ NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi 
 
 
 class JobFailed(RuntimeError):
-    """Job that did not finish. The message has the reason and every failed rank's traceback."""
+    """Job that did not finish. The message contains the reason and every failed rank's traceback."""
 
 
 class Job:
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Return whether the job has ended and left nothing."""
+        """Return whether the job has ended and left nothing behind."""
         return self._guardian.poll() is not None
 
     @property
@@ -147,7 +147,7 @@ class Job:
         self._order(rank, die=True)
 
     def pause(self, rank: int, seconds: float = 3.0) -> None:
-        """Stop a rank for some seconds. A real rank stops by SIGSTOP, other ranks on their own clock.
+        """Stop a rank for some seconds. SIGSTOP stops a real rank. Other ranks pause on their own clock.
 
         Raises
         ------

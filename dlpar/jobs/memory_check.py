@@ -66,7 +66,7 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
 
 
 def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list[tuple[str, float, float]]:
-    """Return the needed and the remaining bytes of the host and of each GPU, for so many workers."""
+    """Return the needed and the remaining bytes of the host and of each GPU, for this many workers."""
     shared = workers > len(cards)
     if not cards or (shared and e.cluster.device == "auto"):  # ranks share a GPU only on request
         return [("memory", _need(e, workers), left)]

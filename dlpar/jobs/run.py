@@ -84,7 +84,7 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Reason of the run's end in one sentence. The text is empty while the run lives."""
+        """Reason for the run's end in one sentence. The text is empty while the run lives."""
         lost = "its launcher was killed, or the machine went down, before the job ended"
         return end["reason"] if (end := self._end()) else lost if self.status == "lost" else ""
 

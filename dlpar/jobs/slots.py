@@ -241,7 +241,7 @@ class Keeper:
         return self.folder / f"slot-{number}"
 
     def _look(self) -> None:
-        """Find the taken slots by their locked files. Jobs of an earlier keeper count."""
+        """Find the slots in use by their locked files. Jobs of an earlier keeper count too."""
         for number in range(self.slots):
             if (file := lock(self._file(number))) is None:
                 self.taken.setdefault(number, Turn("somebody", None, time.monotonic()))

@@ -34,7 +34,7 @@ class Figure(go.Figure):
 
 
 def caption(figure: go.Figure) -> str:
-    """Return the caption of a figure, or an empty text if there is none."""
+    """Return the caption of a figure, or an empty string if there is none."""
     return (figure.layout.meta or {}).get("caption", "")
 
 

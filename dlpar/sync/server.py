@@ -276,7 +276,7 @@ class Chained(Server):
 
 
 class WithBackup(Server):
-    """Server that takes only the first pushes of a step.
+    """Server that accepts only the first pushes of a step.
 
     Its rule sets how many it takes. The server drops later pushes.
 

@@ -1,4 +1,4 @@
-"""Connection of this rank from an experiment's cluster to a communicator."""
+"""Create this rank's communicator from an experiment's cluster."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def places(
 
 
 def _visible(cluster: Cluster) -> tuple[list[str], str]:
-    """Return unique names of the GPUs that this rank may use, and what is wrong with them.
+    """Return unique names of the GPUs that this rank may use, and any problem with them.
 
     There are no names if the rank uses the CPU.
     """

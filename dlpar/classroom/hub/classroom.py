@@ -214,7 +214,7 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
 
 
 def without_solutions(settings: Settings) -> Settings:
-    """Return the students' version of labs with solutions.
+    """Return settings that use the students' version of the labs if the labs hold solutions.
 
     The version is made or updated beside the hub's folder.
 

@@ -273,7 +273,7 @@ async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
 
 
 async def queue() -> dict[str, Any] | None:
-    """Return the number of taken job slots, or None without a keeper."""
+    """Return the number of job slots in use, or None without a keeper."""
     with suppress(HTTPError):
         return await ask_keeper({})
 

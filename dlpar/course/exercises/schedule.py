@@ -88,7 +88,7 @@ def _actions(given: Any) -> list[list[Action]]:
 
 
 def _wrong_with(given: Any, size: Size) -> str:
-    """Name the first error in a student's lists, or return an empty text."""
+    """Name the first error in a student's lists, or return an empty string."""
     stages, microbatches = size
     if not isinstance(given, (list, tuple)) or len(given) != stages:
         return f"got {short(given)}, expected a list for each of {stages} stages"

@@ -203,7 +203,7 @@ def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 
 
 def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
-    """Name the first error in an answer to a push, or return an empty text."""
+    """Name the first error in an answer to a push, or return an empty string."""
     if len(mine.gathered) != len(right.gathered):
         return f"server.gathered has {len(mine.gathered)} pushes, expected {len(right.gathered)}"
     for what in ("version", "clock", "weights"):
