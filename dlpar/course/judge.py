@@ -105,7 +105,7 @@ def check(
     tolerance: float = 1e-6,
     compare: Callable[[Any, Any], str] | None = None,
 ) -> Verdict:
-    """Compare a student's function with expected values. Errors in the student's code never raise here.
+    """Compare a student's function with expected values. Errors in the student's code are never raised here.
 
     Parameters
     ----------

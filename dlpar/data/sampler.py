@@ -143,7 +143,7 @@ class _Stream:
 
 
 def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
-    """Return a pseudo-random number from 0 to below 1 for each of `numbers`, fixed by the key.
+    """Return a pseudo-random number from 0 to below 1 for each of `numbers`, determined by the key.
 
     The hash takes two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the first
     over the key alone. Results for nearby keys and numbers are unrelated.

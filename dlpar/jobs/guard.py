@@ -143,7 +143,7 @@ class Guardian:
             self._signal(**json.loads(line)) if line.startswith("{") else self.end("stopped", line)
 
     def _signal(self, rank: int, die: bool = False, stall: float = 0.0) -> None:
-        """Kill a rank's process, or stop it for some seconds."""
+        """Kill a rank's process, or stop it for a given number of seconds."""
         pids = diagnosis.pids_of(self.folder)
         own = [pid for pid in diagnosis.still_ranks(pids) if pids[pid] == rank]
         self.write(k="order", at=time.time(), rank=rank, die=die, stall=stall)

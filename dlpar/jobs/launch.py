@@ -147,7 +147,7 @@ class Job:
         self._order(rank, die=True)
 
     def pause(self, rank: int, seconds: float = 3.0) -> None:
-        """Stop a rank for some seconds. SIGSTOP stops a real rank. Other ranks pause on their own clock.
+        """Stop a rank for this many seconds. SIGSTOP stops a real rank. Other ranks pause on their own clock.
 
         Raises
         ------

@@ -213,7 +213,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
 
 
 def check(folder: Path, step: int, e: Experiment) -> int:
-    """Return the number of workers in a snapshot. Raise `ValueError` if it is torn or fits another run."""
+    """Return a snapshot's number of workers. Raise `ValueError` if it is torn or belongs to another run."""
     try:
         manifest = json.loads((shard(folder, step, 0).parent / MANIFEST).read_bytes())
         of, workers, shards = manifest["of"], int(manifest["workers"]), list(map(int, manifest["shards"]))

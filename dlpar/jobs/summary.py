@@ -98,7 +98,7 @@ class Summary:
             self.add(records)
 
     def _add(self, rank: int, record: dict[str, Any]) -> None:
-        """Add a record of any kind except a step's."""
+        """Add a record of any kind except a step record."""
         kind = record["k"]
         if kind == "eval":
             self.accuracy = record["accuracy"]
@@ -132,7 +132,7 @@ class Summary:
         self.bytes = None if unknown else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
-        """Return the summary, ready for JSON, once all records were added. Missing figures are None.
+        """Return the summary, ready for JSON, once all records have been added. Missing figures are None.
 
         It has ``chosen`` only if the scheme made a choice.
         """

@@ -87,7 +87,7 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
 
 
 def convergence(curve: Curve, stride: int = 1) -> str:
-    """Describe the change of a run's loss. One step in `stride` is drawn."""
+    """Describe the change in a run's loss. One step in `stride` is drawn."""
     first, last, steps = curve.first, curve.done.loss, curve.done.step + 1
     progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
@@ -198,7 +198,7 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
 
 
 def consensus(found: Distance, warning: str) -> str:
-    """Describe the change of the distance between replicas, and the effect of mixing alone if known."""
+    """Describe the change in the distance between replicas, and the effect of mixing alone if known."""
     (first, before), (last, after) = found.first, found.last
     text = f"From step {first:,} to step {last:,} the consensus distance went "
     text += f"from {quantity(before)} to {quantity(after)}"

@@ -89,7 +89,7 @@ class Page(anywidget.AnyWidget):
             return True
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Handle a request of the page."""
+        """Handle a request from the page."""
 
     def act(self, action: Callable[[], Any]) -> None:
         """Handle a button press, and show errors.

@@ -188,12 +188,12 @@ class Panel(RunPage):
         self._check()
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Set all controls to the values of a page. The values need not form a valid experiment."""
+        """Set all controls to the values from a page. The values need not form a valid experiment."""
         self._controls.values |= values
         self._check()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Handle a request of the page."""
+        """Handle a request from the page."""
         match message:
             case {"do": "set", "path": path, "value": value}:
                 self.choose(path, value)
@@ -404,7 +404,7 @@ MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
 
 
 class Foreseen(NamedTuple):
-    """Forecast of a whole run by a simulation of a few steps."""
+    """Forecast of a whole run from a simulation of a few steps."""
 
     rate: float | None = None
     """Samples a second, on the platform's clock; None if sizes do not suffice."""

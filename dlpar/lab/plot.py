@@ -123,7 +123,7 @@ class Drawing:
                 self._news.setdefault("axes", {}).setdefault(name, {}).update(attributes)
 
     def grow(self, name: str, value: float, ended: bool = False) -> None:
-        """Double the end of an axis until `value` fits.
+        """Double the upper limit of an axis until `value` fits.
 
         When a run has `ended`, end the axis at a round number.
         """
@@ -131,7 +131,7 @@ class Drawing:
         self.set_axis(name, range=[low, theme.rounded_up(value) if ended else theme.doubled(value, end)])
 
     def end_of(self, name: str) -> float:
-        """Return the end of an axis."""
+        """Return the upper limit of an axis."""
         return self._axes(name)[name]["range"][1]
 
     def _axes(self, name: str) -> dict[str, Any]:
@@ -385,7 +385,7 @@ class Plot(Drawing):
 
 
 class Board:
-    """Group of figures that take the records of one run after the other.
+    """Group of figures that receive the records of one run after the other.
 
     Attributes
     ----------

@@ -147,7 +147,7 @@ class RunPage(Page):
         return self.figures[self.state["front"]].static()
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Handle a request of the page."""
+        """Handle a request from the page."""
         match message:
             case {"do": "front", "figure": title} if title in self.figures:
                 self.tell(front=title)

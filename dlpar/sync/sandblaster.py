@@ -59,7 +59,7 @@ def sandblaster(
     backup: bool = True,
     slow: float = 1.0,
 ) -> Outcome:
-    """Minimise a problem by L-BFGS. Rank 0 is the coordinator, the next ranks are shards, the others workers.
+    """Minimise a problem by L-BFGS. The ranks are a coordinator (rank 0), then shards, then workers.
 
     Parameters
     ----------

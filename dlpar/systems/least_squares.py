@@ -55,7 +55,7 @@ def minimise(comm: Comm, portions: int, backup: bool, slow: float) -> Outcome:
 
 
 def error(found: list[Outcome]) -> float:
-    """Return the largest difference of the shards' weights from torch's, over the norm of torch's weights."""
+    """Return the largest difference between the shards' and torch's weights, over the norm of torch's."""
     right = by_torch(LeastSquares(), 8)
     weights = torch.cat([each.weights for each in found if each.weights is not None])
     return ((weights - right).abs().max() / right.norm()).item()

@@ -212,7 +212,7 @@ def shape(what: str, holds: Callable[[Runs], Any]) -> Figure:
 
 
 def apart(first: Run, *others: Run) -> float:
-    """Return the largest relative difference of losses from the first run's.
+    """Return the largest relative difference between a run's losses and the first run's.
 
     Return NaN if a loss is NaN or missing.
     """

@@ -221,7 +221,7 @@ class Costs:
         return max(rounds * sum(taking) / n, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
 
     def step(self, exchange: float, flops: float, kind: str) -> PredictedStep:
-        """Predict a step that ends in an exchange of all workers.
+        """Predict a step that ends in an exchange among all workers.
 
         `exchange` is in seconds; `flops` counts each worker's FLOPs in an exchange, see :meth:`beside`.
         """

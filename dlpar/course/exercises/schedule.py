@@ -108,7 +108,7 @@ def _wrong_with(given: Any, size: Size) -> str:
 
 
 def _not_each_once(own: Any, microbatches: int) -> str:
-    """Name the first entry of a stage's list that is no action or is repeated, or a missing action."""
+    """Name the first entry of a stage's list that is not an action or is repeated, or a missing action."""
     wanted = [Action(kind, micro) for kind in SECONDS for micro in range(microbatches)]
     if not isinstance(own, (list, tuple)):
         return f"got {short(own)}, expected a list of actions"

@@ -47,7 +47,7 @@ def three_worlds() -> Experiment:
 
 
 def this_machine() -> Platform:
-    """Return this machine as the platform ``here``. The first call measures the machine in some seconds."""
+    """Return this machine as the platform ``here``. The first call takes a few seconds to measure it."""
     return platform(HERE) if here_file().exists() else calibrate()
 
 
@@ -109,7 +109,7 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
 
 
 def steps_to_goal(seeds: int = 3, rates: tuple[float, ...] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
-    """Return the steps to 95 % of the digits, by GPUs, rate and seed. All train in one process.
+    """Return the steps to 95 % accuracy on the digits, by GPUs, rate and seed. All train in one process.
 
     NaN means that a run did not reach 95 %.
     """

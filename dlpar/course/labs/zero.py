@@ -65,7 +65,7 @@ def own_samples() -> dict[str, Experiment]:
 
 
 def sharded_reading(seed: int = 0, epochs: int = 10) -> list[np.ndarray]:
-    """Return the images that each of four ranks reads in some epochs of two batches.
+    """Return the images that each of four ranks reads in a few epochs of two batches.
 
     The shape is (epochs, its shares).
     """

@@ -133,7 +133,7 @@ def _mixed(first: tuple[int, float], factor: float, last: int) -> np.ndarray:
 
 
 def _decades(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis for all of `values` except perfect agreement."""
+    """Return the limits of a logarithmic axis for all of `values` except perfect agreement."""
     seen = values[np.isfinite(values) & (values > FLOOR)]
     if not len(seen):
         return -4.0, 1.0

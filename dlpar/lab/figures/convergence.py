@@ -111,7 +111,7 @@ class Curve:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
-        """Process a test result. It is drawn when all workers have done the steps before."""
+        """Process a test result. It is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
 
@@ -220,7 +220,7 @@ class Convergence(Plot):
 
 
 def _ends(experiment: Experiment) -> dict[str, float]:
-    """Return the initial ends of the horizontal axes. Steps and samples never exceed their ends."""
+    """Return the initial upper limits of the horizontal axes. Steps and samples never exceed theirs."""
     found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
     # The library's all-reduce does not report its bytes.
     is_counted = getattr(experiment.sync, "allreduce", "") != "library"
@@ -233,7 +233,7 @@ def _latest(curve: Curve) -> dict[str, float]:
 
 
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
-    """Return the largest end of each axis. NaN is ignored."""
+    """Return the largest upper limit of each axis. NaN is ignored."""
     return pd.DataFrame(reaches).max().fillna(0.0).to_dict()
 
 

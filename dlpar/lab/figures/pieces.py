@@ -418,7 +418,7 @@ GAP = 0.06
 
 
 def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
-    """Draw the differences of images as shares of the largest expected number.
+    """Draw the differences between images as shares of the largest expected value.
 
     Rounding errors are left out.
 
@@ -462,7 +462,7 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
 
 
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the largest difference over all channels, divided by the largest expected number.
+    """Return the largest difference over all channels, divided by the largest expected value.
 
     Shape (height, width).
     """

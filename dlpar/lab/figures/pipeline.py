@@ -82,7 +82,7 @@ def window(bars: Iterable[Bar]) -> tuple[float, float]:
 
 
 def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
-    """Return the step of median duration, except the slow first step.
+    """Return the step of median duration, excluding the slow first step.
 
     Of overlapping steps, return some from the middle.
     """

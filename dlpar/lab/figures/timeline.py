@@ -60,7 +60,7 @@ class Window(Plot):
     margin: ClassVar[float] = 0.0
 
     def prepare(self, title: str, top: list[str], kept: int, width: float, tall: int, **rows: Any) -> None:
-        """Clear the figure for the run in front. Draw `kept` entries a rank over `width` ms.
+        """Clear the figure for the run in front. Draw `kept` entries per rank over `width` ms.
 
         Rows are `tall` pixels high; `top` names a row above those of the ranks.
         """

@@ -1,4 +1,4 @@
-"""Tensors of paced messages, sent by MPI under separate numbers until their receivers take them."""
+"""Tensors of paced messages, sent through MPI under separate numbers until their receivers take them."""
 
 from __future__ import annotations
 
