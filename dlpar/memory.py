@@ -72,7 +72,7 @@ class Memory:
         counted.users += 1
 
     def drop(self, tensor: Tensor) -> None:
-        """Release a tensor. Its storage counts until it was dropped as often as held."""
+        """Release a tensor. Its storage counts until it has been dropped as often as held."""
         key = tensor.untyped_storage()._cdata
         counted = self._counted[key]
         counted.users -= 1
@@ -98,7 +98,7 @@ class Memory:
             self.over_time.append([now, total])
 
     def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
-        """Return a context that counts bytes during a step's gradient. It counts in the first steps only.
+        """Return a context that counts bytes during a step's gradient. It counts only in the first steps.
 
         Parameters
         ----------

@@ -157,7 +157,7 @@ def _draw(network: nn.Sequential, seed: int, model: Model, task: Task) -> None:
 
 
 def _deviation(name: str, inputs: int, model: Model, task: Task) -> float:
-    """Return the standard deviation of a weight's first values. It depends on the name of the layer."""
+    """Return the standard deviation of a weight's initial values. It depends on the name of the layer."""
     layer = name.split(".")[-2]
     if layer in ("token", "position"):
         return 0.02
@@ -248,7 +248,7 @@ class Tied(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention (arXiv 1706.03762). Each position reads itself and earlier positions."""
+    """Causal self-attention (arXiv 1706.03762). Each position attends to itself and earlier positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class Attention(nn.Module):
         return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let each position read earlier positions.
+        """Let each position attend to earlier positions.
 
         All tensors have shape (n, t, heads * size of a head).
         """

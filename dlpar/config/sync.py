@@ -334,7 +334,7 @@ def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | Non
 
 
 class Hogwild(SyncPart):
-    """Hogwild: workers of one machine write to shared weights without locks (Recht et al. 2011)."""
+    """Hogwild: workers on one machine write to shared weights without locks (Recht et al. 2011)."""
 
     implementation = "dlpar.sync.hogwild:Hogwild"
     shares_memory = True

@@ -283,7 +283,7 @@ def columns(number: int, gap: float) -> list[list[float]]:
 
 
 def doubled(value: float, least: float = 1.0) -> float:
-    """Return the end of a growing axis: the first of `least`, 2 × `least`, … that is not below `value`."""
+    """Return the limit of a growing axis: the first of `least`, 2 × `least`, … that is not below `value`."""
     return least * 2.0 ** math.ceil(math.log2(value / least)) if least < value < math.inf else least
 
 

@@ -66,7 +66,7 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Run 1F1B, and delay s weight passes of stage s to its idle time.
+    """Run 1F1B, and defer s weight passes of stage s to its idle time.
 
     Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.3, H1.
     """

@@ -87,7 +87,7 @@ class Task:
 
     @contextmanager
     def casts_kept(self) -> Iterator[None]:
-        """Let the forward passes inside share their weights' casts to bfloat16.
+        """Let the forward passes in this context share their weights' casts to bfloat16.
 
         The weights must not change.
         """
@@ -195,7 +195,7 @@ class Split:
             self.loss, self.samples = loss, samples
 
     def _pass(self, name: str, *micro_and_chunk: int) -> AbstractContextManager:
-        """Time a pass, which :meth:`pause` may interrupt."""
+        """Time a pass. :meth:`pause` may interrupt the pass."""
         self._of, self._computing = micro_and_chunk, self.record.span(name, *micro_and_chunk)
         return self._computing
 
@@ -208,7 +208,7 @@ class Split:
         self._computing.__enter__()
 
     def resume(self, step: int) -> None:
-        """Prepare for step `step` of a resumed run, after the kept state was restored."""
+        """Prepare for step `step` of a resumed run, after the saved state has been restored."""
 
     def facts(self) -> dict[str, Any]:
         """Return further facts about the latest step for its record."""

@@ -35,7 +35,7 @@ class From(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Unit of work that takes the results of other tasks and gives one result.
+    """Unit of work that takes the results of other tasks and produces one result.
 
     Attributes
     ----------

@@ -78,7 +78,7 @@ class Sharded:
         self.release()
 
     def gather(self) -> None:
-        """Make the parameters whole. Collective."""
+        """Assemble the whole parameters. Collective."""
         self.weights.take()
         self.weights.chunks[self.mine].copy_(self.own.detach())
         self.allgather(self.comm, self.weights.chunks)

@@ -56,7 +56,7 @@ class Clocks:
 
     @property
     def of(self) -> dict[int, int]:
-        """Return the number of pushes of each client."""
+        """Return the number of pushes by each client."""
         return self._of
 
     @of.setter

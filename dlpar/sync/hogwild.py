@@ -1,4 +1,4 @@
-"""Hogwild!: workers of one machine update shared weights without locks.
+"""Hogwild!: workers on one machine update shared weights without locks.
 
 Source: Recht, Ré, Wright and Niu (NIPS 2011).  An addition to a weight in shared memory is a read and a
 write.  If the additions of two workers overlap, one is lost.  Losses are rare for sparse gradients, and SGD
@@ -149,7 +149,7 @@ class ConflictMeter:
         return round(np.count_nonzero(changed) * self.scale)
 
     def added(self) -> None:
-        """Record what an update added."""
+        """Record the values that an update added."""
         # Mode "raise" would copy first.
         self.gradient.take(self.places, out=self.recent[self.held], mode="clip")
         self.held += 1

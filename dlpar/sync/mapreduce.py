@@ -105,7 +105,7 @@ class MapReduce(Scheme):
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:
-        """Return the regulariser's part of the loss at the current weights."""
+        """Return the regularisation term of the loss at the current weights."""
         kind, strength = self.experiment.sync.regularizer, self.experiment.sync.regularization
         if kind == "none":
             return 0.0

@@ -181,7 +181,7 @@ class Server:
         self.under_way.append(self.comm.isend(self.answer.wire, client, self.first_tag + Kind.WEIGHTS))
 
     def state(self) -> tuple[int, bool]:
-        """Return what waiting clients wait for: the slowest clock, and whether steps are left."""
+        """Return the facts that clients wait for: the slowest clock, and whether steps are left."""
         return self.clock.slowest, self.goes_on()
 
     def may_start(self, client: int) -> bool:

@@ -24,7 +24,7 @@ def _workers(count: int) -> dict[str, Any]:
 
 
 def _descends(runs: Runs) -> bool:
-    """Return whether four processes descend like one.
+    """Return whether descent on four processes matches descent on one.
 
     The loss is a mean of squares, at rate 0.1, in 20 steps from 0 to 1.
     """

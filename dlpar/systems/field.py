@@ -195,7 +195,7 @@ def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
 
 
 def system_panel(name: str) -> Comparison:
-    """Return a panel that runs a system's experiments. Its question is the mechanism.
+    """Return a panel that runs a system's experiments. Its question asks about the mechanism.
 
     Raises
     ------

@@ -13,7 +13,7 @@ STEPS = 2
 
 
 def seconds(comm: Comm, layers: Sequence[Layer], model: int, batch: int, slower: float = 1.0) -> float:
-    """Run steps of a model with messages of sizes only. Return the seconds of a step on this rank.
+    """Run steps of a model with messages that carry sizes only. Return the seconds of a step on this rank.
 
     `model` devices share each layer.  They exchange outputs in the forward pass, and gradients of outputs in the
     backward pass.  The other devices hold replicas.  Each piece has an owner in every replica; owners sum gradients.

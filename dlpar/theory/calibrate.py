@@ -145,7 +145,7 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
 
 
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
-    """Return the seconds of a settled step of each experiment. The fastest of several runs counts.
+    """Return the seconds of a steady-state step of each experiment. The fastest of several runs counts.
 
     In slower runs, ranks waited for a core.  Experiments take turns.  So a machine that is busy for a while
     disturbs all experiments, but none of them in all runs.

@@ -1,4 +1,4 @@
-"""Closed forms of failing runs: snapshot interval, goodput, failures of many nodes, copies in memory.
+"""Closed forms for failing runs: snapshot interval, goodput, failures of many nodes, copies in memory.
 
 Failures of the whole job are a Poisson process: the time to the next one is exponential with mean M, the MTBF.
 A snapshot stops training for δ seconds; after a failure, R seconds pass until the last snapshot is loaded.

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine: the driver's facts, and whether this torch can compute on the GPUs."""
+"""NVIDIA GPUs of this machine: facts from the driver, and whether this torch can compute on the GPUs."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class MPIComm(Comm):
 
 
 class _Under:
-    """Pending request of MPI. It keeps its memory alive."""
+    """Pending MPI request. It keeps its memory alive."""
 
     def __init__(
         self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: torch.Tensor | None = None
@@ -467,7 +467,7 @@ def meet(mpi: MPI.Intracomm) -> None:
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values contiguous in host memory. If possible, do not copy them."""
+    """Return the values, contiguous in host memory. If possible, do not copy them."""
     if tensor.is_cpu:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

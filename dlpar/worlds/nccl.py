@@ -40,7 +40,7 @@ class DeviceTraffic(Traffic):
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=UNREAD)
 
     def queued(self, wait: Callable[[], Any]) -> None:
-        """Make a call that lets the GPU's queue wait for a message. Time the wait by the GPU's events."""
+        """Make a call that lets the GPU's queue wait for a message. Time the wait with the GPU's events."""
         since, until = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         since.record(torch.cuda.current_stream(self._device))
         wait()

@@ -1,4 +1,4 @@
-"""Timing of a link by ping-pong messages between two ranks."""
+"""Timing of a link with ping-pong messages between two ranks."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class FromFile(Part):
 
 
 class Layer(FromFile):
-    """Layer of a workload: the size of its gradient, and the cost to compute it.
+    """Layer of a workload: the size of its gradient, and the cost of computing it.
 
     Attributes
     ----------

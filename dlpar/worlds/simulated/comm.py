@@ -214,7 +214,7 @@ class SimulatedComm(LogicalComm):
         return message
 
     def _keep(self, message: Message) -> Message:
-        """Deliver a rank's message to itself at once. The message keeps the port like any other."""
+        """Deliver a rank's message to itself at once. The message occupies the port like any other."""
         near, box, message.overhead = self.near, self.box, 0.0
         message.left = message.done = now = self.activity.clock
         near.free = max(near.free, now) + message.nbytes * near.per_byte

@@ -82,7 +82,7 @@ class Survived:
 
     @property
     def committed(self) -> float:
-        """Return the share of begun steps that count."""
+        """Return the share of started steps that count."""
         return self.steps / (self.steps + self.again)
 
 

@@ -187,7 +187,7 @@ class Simulator:
             self.interrupt(activity, time)
 
     def interrupt(self, activity: Activity, time: float) -> None:
-        """End an activity's wait for other ranks by :class:`LostRank`, now or when the wait begins."""
+        """End an activity's wait for other ranks with :class:`LostRank`, now or when the wait begins."""
         activity.lost = True
         if activity.gives_up:
             activity.waits_for.give_up(activity)
