@@ -320,7 +320,7 @@ class Pairwise(Gossip):
             self._meet(comm, weights, partner)
 
     def _answer(self, comm: Comm, weights: Tensor) -> None:
-        """Answer until all partners have left, while a passive worker computes."""
+        """Answer partners' requests while this passive worker computes, until all partners have left."""
         present = len(self.partners)
         while present:
             arrival = comm.recv(self.theirs.wire, ANY, ANY)

@@ -73,7 +73,7 @@ def timeline(
     message: float = 0.0,
     recompute: float = 0.0,
 ) -> list[Bar]:
-    """Return the times of equal stages' actions under a schedule, in the order of each stage.
+    """Return each action's time under a schedule with equal stages, in each stage's order of execution.
 
     Parameters
     ----------

@@ -213,7 +213,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
 
 
 def draw(drawn: Sequence[Curve]) -> Figure:
-    """Draw speed-up and efficiency against workers. Mark points at which two schemes are equally fast.
+    """Draw speed-up and efficiency against the number of workers. Mark points at which two schemes are equally fast.
 
     Solid lines are measured (or paced), broad and faint lines are simulated, dashed lines are predicted, and
     dotted lines are ideal.
