@@ -449,10 +449,10 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
             server.form()
         for server in servers.values() if keeper.resumed else ():
             server.resume(keeper.done // block)
-        watched = comm.world.watches
+        watched, decides = comm.world.watches, next(iter(servers.values()))
         while any(server.clock for server in servers.values()):
             # As many workers as there are backups may be dead until the last update, and nobody misses them.
-            comm.world.watches = watched * (1 + experiment.backup * servers[0].goes_on())
+            comm.world.watches = watched * (1 + experiment.backup * decides.goes_on())
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)
             servers[bucket].take(kind, arrival.source, inbox)

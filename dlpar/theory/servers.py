@@ -110,8 +110,8 @@ class Servers:
         """Return the seconds for N worker-steps if no worker waits for another (asp).
 
         A worker that never queues takes compute + 2 a + S b + c + serving.  A server that is
-        always busy takes max(b, 2 o + c + serving) a push.  A step takes the longer of one cycle
-        and N pushes: asynchronous workers saturate a server, too.
+        always busy takes max(b, o + max(o, c) + serving) a push: the next push arrives while an answer leaves.
+        A step takes the longer of one cycle and N pushes: asynchronous workers saturate a server, too.
 
         Source: the asymptotic bounds of a closed queueing network; Lazowska et al.,
         "Quantitative System Performance" (1984), section 5.2.  The result is exact for equal workers of
@@ -124,8 +124,9 @@ class Servers:
         """
         b, c = self._shards()
         alone = compute + 2 * self.link.latency + self.servers * b + c + self.serving
-        serving = 2 * self.link.overhead + self.serving
-        busy = max(b, c, serving) if self._sends_on() else max(b, c + serving)
+        o = self.link.overhead
+        serving = o + (o if self._sends_on() else max(o, c)) + self.serving
+        busy = max(b, c, serving)
         return max(alone, self.workers * busy)
 
     def _shards(self) -> tuple[float, float]:
