@@ -7,8 +7,8 @@ The kinds are those of simulated jobs (:mod:`dlpar.worlds.simulated.failures`). 
     waiting        for other ranks: in exchanges, before the first step and after the last step
     snapshot       copies of the state
     detecting      from the last step before a death until other ranks notice it, or until the job has ended
-    restarting     until the others continue, or until the next attempt's first step; then the time of empty
-    seats done again     steps that a later attempt repeats, and the computing of interrupted steps
+    restarting     until the others continue, or until the next attempt's first step; then the time of empty seats
+    done again     steps that a later attempt repeats, and the computing of interrupted steps
 """
 
 from __future__ import annotations

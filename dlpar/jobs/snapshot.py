@@ -41,9 +41,8 @@ ATTEMPT = "attempt.json"
 """Name of the file with the present attempt of a resumed run."""
 
 Tree = Any
-"""State as JSON: numbers, text and None unchanged; ``{"tensor": name}``, ``{"list": […]}``, ``{"dict": [[key,
-…]]}``
-and ``{"object": {attribute: …}}``."""
+"""State as JSON: numbers, text and None unchanged; ``{"tensor": name}``, ``{"list": […]}``,
+``{"dict": [[key, …]]}`` and ``{"object": {attribute: …}}``."""
 
 
 # ---- from objects to named tensors, and back -------------------------------------------

@@ -49,9 +49,6 @@ def trial(number: int) -> str:
 
     try:
         found = torch.arange(4.0, device=torch.device("cuda", number)).add_(1).sum().item()
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # an old driver, no kernel for this GPU, a build without CUDA
+    except (RuntimeError, AssertionError) as error:  # old driver, no kernel for this GPU, torch without CUDA
         return str(error).strip().split("\n")[0] or type(error).__name__
     return "" if found == 10 else f"1 + 2 + 3 + 4 gave {found}"

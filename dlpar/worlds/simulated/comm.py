@@ -67,7 +67,7 @@ class SimulatedWorld(LogicalWorld):
             with suppress(LostRank):  # one more has died
                 part.barrier()
                 break
-        simulator.made.clear()  # what depends on the number of ranks is made again
+        simulator.made.clear()  # these objects may depend on the number of ranks
         self.pause(RESTARTING)
         return part
 
