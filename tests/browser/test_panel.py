@@ -181,7 +181,7 @@ def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page)
 
 def test_focus_stays_where_it_is_while_values_are_echoed(open_notebook, page):
     notebook = open_notebook(
-        paced(50), "Panel(dlpar.Experiment(workers=2, steps=2000), controls=('sync.scheme', 'workers'))"
+        paced(50), "Panel(dlpar.Experiment(workers=2, steps=300), controls=('sync.scheme', 'workers'))"
     )
     notebook.run_all()
     panel = notebook.panel()
@@ -201,8 +201,13 @@ def test_focus_stays_where_it_is_while_values_are_echoed(open_notebook, page):
     panel.field("workers").fill("7")  # typed, but not yet sent
     panel.wait_for_steps(panel.steps() + 10)
     assert panel.field("workers").input_value() == "7"
+    panel.wait_for("launched", 30)  # the run has ended
+    assert panel.run.is_enabled() and panel.field("workers").input_value() == "7"
+    page.keyboard.press("Tab")
+    panel.run.click()
+    panel.wait_for_steps(3)
+    assert panel.runs.last.inner_text() == "workers=7"
     panel.stop.click()
-    panel.wait_for("stopped after")
 
 
 def test_a_point_under_the_pointer_marks_its_moment_in_all_figures(open_notebook, page):

@@ -194,7 +194,7 @@ class PanelView {
       const value = values[path];
       if (kind === "flag") input.checked = value;
       else if (kind === "choice") setChoice(input, value);
-      else if (document.activeElement !== input || busy) input.value = value ?? "";
+      else if (document.activeElement !== input || input.value === (input.dataset.shown ?? input.value)) input.value = input.dataset.shown = value ?? "";
     }
     const able = { run: !busy && !wrong, stop: stoppable, clear: runs.length > 1 };
     for (const [name, button] of this.buttons) button.disabled = !(able[name] ?? true);
