@@ -75,7 +75,7 @@ def _poseidon() -> dict[str, Experiment]:
 SYSTEMS = (
     System(
         "horovod", "Horovod", 2018, "A. Sergeev and M. Del Balso, arXiv 1802.05799", "synchronous", "decentralised",
-        "one model", "a ring all-reduce of fused buckets beside the backward pass", _horovod,
+        "one model", "a ring all-reduce of fused buckets during the backward pass", _horovod,
         (PARITY, *(
             Figure(f"efficiency of {model} on 512 GPUs, RoCE (closed form)", share,
                    lambda runs, model=model: runs[f"{model}, 512 GPUs"], 0.08, "fitted")
@@ -84,14 +84,14 @@ SYSTEMS = (
             Figure(f"efficiency of {model} on 128 GPUs, TCP", 0.88, lambda runs, model=model: _efficiency(runs, model))
             for model in TCP
         ), *(
-            Figure(f"{model} on 128 GPUs, TCP: times TensorFlow's 32 servers", 2,
+            Figure(f"{model} on 128 GPUs, TCP: speed relative to TensorFlow's 32 servers", 2,
                    lambda runs, model=model: rate(runs[f"{model}, 128"]) / rate(runs[f"{model}, servers"]), 0.2)
             for model in TCP
         )),
     ),
     System(
         "cntk_1bit", "CNTK, 1-bit SGD", 2014, "F. Seide et al., Interspeech 2014", "synchronous", "sharded",
-        "one model", "one bit a value with error feedback; owners of slices add the codes and encode the sum again",
+        "one model", "one bit per value with error feedback; owners of slices add the codes and encode the sum again",
         _cntk,
         (Figure("float32's bytes over 1-bit's, on 4 to 64 workers", 32, _fewer_bytes, 0.25, "reported"),),
         missing="double buffering; automatic choice of the batch",
@@ -102,9 +102,9 @@ SYSTEMS = (
         _poseidon,
         (PARITY, Figure("speed-up of Inception-V3 on 32 nodes", 31.5,
                         lambda runs: rate(runs["32 nodes"]) / rate(runs["1 node"]), 0.1),
-         Figure("the same of TensorFlow's own servers", 20,
+         Figure("the same speed-up with TensorFlow's own servers", 20,
                 lambda runs: rate(runs["TensorFlow, 32 nodes"]) / rate(runs["1 node"]), 0.1, "fitted"),
-         shape("sufficient factors take less than a quarter of the gradients' bytes, 2 samples a worker",
+         shape("sufficient factors take less than a quarter of the gradients' bytes, with 2 samples per worker",
                lambda runs: 4 * runs["system"].summary["bytes_sent"] < runs["gradients"].summary["bytes_sent"])),
     ),
 )  # fmt: skip

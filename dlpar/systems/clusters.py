@@ -46,11 +46,11 @@ SYSTEMS = (
     System(
         "cloudera_ml", "Cloudera Machine Learning", 2018, "Cloudera documentation, Distributed computing with workers",
         "synchronous", "centralised", "one model", 
-        "launch_workers starts a script n times, await_workers gives results and failures",
+        "launch_workers starts a script n times, await_workers returns results and failures",
         lambda: {f"{n} workers": partial(_workers, n) for n in (3, 4)},
         (shape("three workers' results add up to those of one process", _sums),
          shape("a worker that fails is named, and does not end the others", _names_the_failure)),
-        missing="containers with processors and memory of their own",
+        missing="containers with their own processors and memory",
     ),
     System(
         "tensorflow_cloud", "TensorFlow, Cloud ML, Azure", 2017,
@@ -58,7 +58,7 @@ SYSTEMS = (
         "run_cluster gives workers and servers one cluster specification, TF_CONFIG; their scripts train",
         lambda: {"3 workers, 1 server": lambda: _ended(
             run_cluster(3, 1, SCRIPTS / "worker.py", SCRIPTS / "server.py", timeout=50))},
-        (shape("four processes that find each other by TF_CONFIG descend as one process, to 1e-9", _descends),),
-        missing="TensorFlow itself; machines that are rented",
+        (shape("four processes that find each other by TF_CONFIG descend like one process, to 1e-9", _descends),),
+        missing="TensorFlow itself; rented machines",
     ),
 )  # fmt: skip

@@ -42,13 +42,13 @@ SYSTEMS = (
         "dpsgd", "D-PSGD", 2017, "X. Lian et al., NIPS 2017, arXiv 1705.09056", "synchronous", "decentralised",
         "averaged models",
         "each worker averages old weights with its neighbours while it computes its gradient", _dpsgd,
-        (shape("ten times or more as fast as one server, 112 workers on a slow network",
+        (shape("at least ten times as fast as one server, with 112 workers on a slow network",
                lambda runs: rate(runs["ring of neighbours"]) > 10 * rate(runs["one server"])), learns("training")),
     ),
     System(
         "gossip", "AD-PSGD, asynchronous gossip", 2018, "X. Lian et al., ICML 2018, arXiv 1710.06952", "asynchronous",
         "decentralised", "averaged models", "pairs of neighbours average whenever one of them has a gradient", _gossip,
-        (shape("one slow worker does not stop the others: over twice an all-reduce's pace",
+        (shape("one slow worker does not stop the others: over twice as fast as an all-reduce",
                lambda runs: rate(runs["pairwise"]) > 2 * rate(runs["all-reduce"])), learns("pairwise")),
     ),
     System(

@@ -232,6 +232,6 @@ def same_as_alone(**fields: Any) -> dict[str, Experiment]:
 
 
 PARITY = shape(
-    "the losses of one process, to 1e-9", lambda runs: apart(runs["one process"], runs["system"]) < 1e-9
+    "the same losses as one process, to 1e-9", lambda runs: apart(runs["one process"], runs["system"]) < 1e-9
 )
 """A synchronous system trains exactly as one process does."""

@@ -223,7 +223,7 @@ def _oldest(runs: Runs, n: int) -> float:
 
 def learns(name: str, least: float = 0.8) -> Figure:
     """Return a figure that is true if a run classifies held-out samples correctly."""
-    return shape(f"{name}: over {least:.0%} right", lambda runs: runs[name].summary["accuracy"] > least)
+    return shape(f"{name}: over {least:.0%} correct", lambda runs: runs[name].summary["accuracy"] > least)
 
 
 MINERVA = {
@@ -235,13 +235,13 @@ MINERVA = {
 SYSTEMS = (
     System(
         "distbelief_downpour", "DistBelief, Downpour SGD", 2012, "J. Dean et al., NIPS 2012", "asynchronous", "sharded",
-        "one model", "replicas push every n_push steps to shards that run Adagrad, and fetch every n_fetch", _downpour,
+        "one model", "replicas push every n_push steps and fetch every n_fetch steps; shards run Adagrad", _downpour,
         (*map(learns, ("every 1", "every 10", "push 2, fetch 10", "replicas of a split model")),
          shape("over nine times fewer bytes with n = 10",
                lambda runs: _pushed(runs, "every 1") > 9 * _pushed(runs, "every 10")),
-         Figure("speed-up of a speech model of 42 million weights that 8 machines share (figure 3)", 2.2,
+         Figure("speed-up of a speech model with 42 million weights that 8 machines share (figure 3)", 2.2,
                 lambda runs: runs["8 machines"] / runs["1 machines"], 0.15, "fitted"),
-         shape("with 8 of 1 to 32 machines it is the fastest",
+         shape("of 1 to 32 machines, 8 machines are the fastest",
                lambda runs: max(MACHINES, key=lambda n: runs[f"{n} machines"]) == 8)),
     ),
     System(
@@ -250,8 +250,8 @@ SYSTEMS = (
         "a coordinator sends scalars to shards that hold all vectors; workers ask for portions of the batch",
         lambda: {"a share each": _portions(4, False), "32 portions": _portions(32, False),
                  "with backups": _portions(32)},
-        (shape("the weights of torch's LBFGS on diabetes, to 1e-9", lambda runs: _off(runs["with backups"]) < 1e-9),
-         shape("32 portions take less than half the time of a share each, one of four workers ten times slower",
+        (shape("the same weights as torch's LBFGS, to 1e-9 (diabetes)", lambda runs: _off(runs["with backups"]) < 1e-9),
+         shape("with a worker ten times slower, 32 portions take less than half the time of a share for each worker",
                lambda runs: 2 * runs["32 portions"][0].seconds < runs["a share each"][0].seconds),
          shape("backup portions at the end save another quarter",
                lambda runs: runs["with backups"][0].seconds < 0.75 * runs["32 portions"][0].seconds)),
@@ -262,14 +262,14 @@ SYSTEMS = (
         lambda: {**_bounded(), "words": _words(), "words, filtered": _words(threshold=0.02)},
         (shape("a step needs less than a fifth of the rows (4 workers, 1,000 words)",
                lambda runs: runs["words"][0]["gets"] < 0.2 * 40 * 1000),
-         shape("half of the row numbers are known to the server and not sent",
+         shape("the server knows half of the row numbers, so they are not sent",
                lambda runs: share(runs["words"], "keys_saved", "keys", "keys_saved") > 0.49),
          shape("a filter of values holds back over a tenth of the rows, and loses at most 3 points of accuracy",
                lambda runs: share(runs["words, filtered"], "held_back", "held_back", "added") > 0.1
                and _right(runs["words, filtered"]) > _right(runs["words"]) - 0.03),
          shape("no worker is more than 4 clocks ahead", _within_bound),
-         shape("bounded delay is quicker than none", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"])),
-         PARITY, shape("of three servers one dies halfway, and the next one has its range",
+         shape("bounded delay is faster than bsp", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"])),
+         PARITY, shape("one of three servers dies halfway, and the next one takes over its range",
                        lambda runs: set(runs["system"].events["dead"].dropna()) == {4})),
     ),
     System(
@@ -280,7 +280,7 @@ SYSTEMS = (
     ),
     System(
         "project_adam", "Project Adam", 2014, "T. Chilimbi et al., OSDI 2014", "asynchronous", "sharded", "one model",
-        "replicas of a model cut over machines never wait; fully connected layers push activations and errors", _adam,
+        "replicas of a model cut across machines never wait; fully connected layers push activations and errors", _adam,
         (learns("asynchronous replicas"), PARITY,
          shape("activations and errors of 2 samples take less than a tenth of the gradients' bytes to two servers",
                lambda runs: _pushed(runs, "system") < 0.1 * _pushed(runs, "gradients"))),
@@ -288,30 +288,30 @@ SYSTEMS = (
     ),
     System(
         "mariana", "Mariana", 2014, "Y. Zou et al., PVLDB 7(13), 2014", "synchronous", "sharded", "one model",
-        "GPUs hold a piece of every layer; owners of a piece in each replica sum its gradients", _mariana,
+        "each GPU holds a piece of every layer; the owners of a piece in all replicas sum its gradients", _mariana,
         (PARITY,
-         Figure("speed-up of AlexNet, 2 replicas on 2 GPUs each", 2.52,
+         Figure("speed-up of AlexNet, two replicas with 2 GPUs each", 2.52,
                 lambda runs: runs["2 × 2"] / runs["1 GPU"], 0.3, "memory"),
-         shape("two replicas of two GPUs are quicker than one model on all four",
+         shape("two replicas with two GPUs each are faster than one model on all four",
                lambda runs: runs["2 × 2"] > runs["4 share"] > runs["1 GPU"])),
-        missing="convolutions that Mariana leaves apart in two columns",
+        missing="convolutions that Mariana keeps separate in two columns",
     ),
     System(
         "minerva", "Minerva", 2015, "README of dmlc/minerva: AlexNet, VGG and GoogLeNet on four GTX Titan",
         "synchronous", "decentralised", "one model",
-        "a dataflow of tasks, each started when its inputs are there; replicas on the GPUs of one machine", _minerva,
-        (shape("descent as a dataflow of tasks over four devices is that of one process, to 1e-9",
+        "a dataflow of tasks, each started when its inputs are ready; replicas on the GPUs of one machine", _minerva,
+        (shape("descent as a dataflow of tasks on four devices equals that of one process, to 1e-9",
                lambda runs: max(runs["dataflow"]) < 1e-9),
          *(Figure(f"{key}, images/s (one GPU: fitted)", published, lambda runs, key=key: rate(runs[key]), 0.2)
            for key, published in MINERVA.items())),
     ),
     System(
         "petuum_ssp", "Petuum, SSP", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
-        "sharded", "one model", "a worker may be s clocks ahead, and its cached rows s clocks old",
+        "sharded", "one model", "a worker may be up to s clocks ahead, and its cached rows up to s clocks old",
         lambda: {**_bounded(), "table, s = 3": _words(3), "table, s = 0": _words()},
         (shape("a cache of rows up to 3 clocks old avoids over a quarter of the pulls",
                lambda runs: share(runs["table, s = 3"], "pulled", "gets") < 0.75),
-         shape("and costs at most 3 points of accuracy",
+         shape("this cache costs at most 3 points of accuracy",
                lambda runs: _right(runs["table, s = 3"]) > _right(runs["table, s = 0"]) - 0.03),
          shape("no worker is more than s = 4 clocks ahead", _within_bound), learns("ssp", 0.85)),
     ),
@@ -323,16 +323,16 @@ SYSTEMS = (
     System(
         "mxnet_kvstore", "MXNet's KVStore", 2015, "T. Chen et al., arXiv 1512.01274", "synchronous or asynchronous",
         "hierarchical", "one model", "groups share a leaf server, leaves push to the root; each level is bsp or asp",
-        _mxnet, (PARITY, shape("with free groups a slow worker holds up only itself",
+        _mxnet, (PARITY, shape("with free groups a slow worker delays only itself",
                         lambda runs: rate(runs["free groups"]) > 1.2 * rate(runs["groups in step"]))),
     ),
     System(
         "rudra", "Rudra", 2016, "S. Gupta, W. Zhang and F. Wang, ICDM 2016, arXiv 1509.04210", "bounded staleness",
         "hierarchical", "one model", 
-        "n-softsync: an update takes N/n gradients; leaf servers sum their group's", _rudra,
+        "n-softsync: an update takes N/n gradients; leaf servers sum their group's gradients", _rudra,
         tuple(Figure(f"mean staleness of {n}-softsync, 30 workers (updates)", n,
                      lambda runs, n=n: runs[f"n = {n}"].summary["staleness"]["mean"], 0.15) for n in (1, 15, 30))
-        + (shape("of 10,000 pushes less than one is over 2 n updates old (section 2.4)",
+        + (shape("fewer than one of 10,000 pushes is over 2 n updates old (section 2.4)",
                  lambda runs: all(_oldest(runs, n) < 1e-4 for n in (1, 15, 30))),),
     ),
     System(
@@ -350,17 +350,17 @@ SYSTEMS = (
     System(
         "tensorflow_backup", "TensorFlow, backup workers", 2016, "J. Chen et al., arXiv 1604.00981", "synchronous",
         "centralised", "one model", "the first N of N + b pushes make the update; later ones are dropped", _backup,
-        (shape("a few backup workers raise the pace of each machine, more lower it again (best: 1 to 4)",
+        (shape("a few backup workers raise the pace of each machine, but more workers lower it again (best: 1 to 4)",
                lambda runs: 1 <= _best(runs) <= 4 and per_machine(runs, 6) < per_machine(runs, _best(runs))),),
     ),
     System(
         "caffeonspark", "CaffeOnSpark", 2016, "A. Feng, J. Shi and M. Jain, Yahoo, February 2016", "synchronous",
-        "hierarchical", "one model", "sums over devices, then between executors, or own slices; features go to MLlib",
+        "hierarchical", "one model", "sums over devices, then executors, or by owners of slices; features go to MLlib",
         _caffe,
         (PARITY,
-         shape("peers that own slices: the losses of one process, to 1e-9",
+         shape("peers that own slices: the same losses as one process, to 1e-9",
                lambda runs: apart(runs["slices, one process"], runs["slices, system"]) < 1e-9),
-         shape("logistic regression by map-reduce on 16 features is as right as the network, within 2 points",
+         shape("logistic regression by map-reduce on 16 features is as accurate as the network, within 2 points",
                lambda runs: abs(runs["features"][0][1] - runs["features"][0][0]) < 0.02),
          shape("8 executors are more than 4 times as fast as one",
                        lambda runs: rate(runs["8 executors of 4"]) > 4 * rate(runs["1 executors of 4"]))),
@@ -369,8 +369,8 @@ SYSTEMS = (
     System(
         "multiverso", "DMTK, Multiverso", 2015, "Microsoft DMTK; K. Chen and Q. Huo, ICASSP 2016 (block momentum)",
         "synchronous", "sharded", "averaged models",
-        "tables by rows; workers train apart and average every k steps, with block momentum", _averaged,
+        "tables by rows; workers train separately and average every k steps, with block momentum", _averaged,
         (learns("local"), learns("block_momentum"),
-         shape("Get and Add by rows: over 75 % right", lambda runs: _right(runs["table"]) > 0.75)),
+         shape("Get and Add by rows: over 75 % correct", lambda runs: _right(runs["table"]) > 0.75)),
     ),
 )  # fmt: skip
