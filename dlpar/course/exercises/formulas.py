@@ -84,9 +84,9 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
 
 @cache
 def _rings() -> list[Case]:
-    """Yield arguments and simulated efficiency of each of `RINGS`.
+    """Return the arguments and the simulated efficiency of each of `RINGS`.
 
-    A graded answer gets random workers and samples.
+    A graded answer gets random numbers of workers and samples.
     """
     asked = [sizes_only(charged, name, workers=n, steps=1) for charged, name, n in RINGS]
     if draw := secret("rings"):
@@ -200,7 +200,7 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
 
 @cache
 def _grids() -> list[Case]:
-    """Yield arguments and simulated ms of a step for each of `GRIDS`.
+    """Return the arguments and the simulated ms of a step for each of `GRIDS`.
 
     A graded answer also gets one grid with random width.
     """
@@ -231,7 +231,7 @@ DEATHS = 150
 """Number of deaths that a job survives before it is judged."""
 
 JOBS_THAT_DIE = ((600.0, 5.0, 20.0, 60.0), (48_000.0, 10.0, 20.0, 300.0), (6_000.0, 10.0, 120.0, 60.0))
-"""Seconds between failures, and of a step, a snapshot and a restart.  No constant suits the first two."""
+"""Seconds between failures, per step, per snapshot and per restart.  No fixed interval suits the first two jobs."""
 
 SHORT_OF_BEST = 0.03
 """Share of time that a policy may lose beyond the best fixed interval: it must first learn the rate of deaths."""

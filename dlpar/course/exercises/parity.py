@@ -42,7 +42,7 @@ def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seque
         The function must leave on every rank the weights that one process would have with the sum of all
         gradients.
     workers, hints
-        As of :func:`~dlpar.course.judge.check_on_ranks`.
+        As in :func:`~dlpar.course.judge.check_on_ranks`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Exercises of labs 02 and 11: a server's answer to pushes, checked at every push of its workers."""
+"""Exercises of labs 02 and 11: check a server's answer to each push of its workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Desk:
     lr : float
         Learning rate.
     bound : int
-        s, the most clocks by which a worker may lead the slowest when it starts the next clock.
+        s, the maximum lead over the slowest worker, in clocks, with which a worker may start its next clock.
     version : int
         Updates so far.
     clock : dict of int to int
@@ -78,17 +78,17 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
     Verdict
         Names the first push with a wrong result; never raises for an error in the student's code.
     """
-    said = "no lead above s (the largest was {furthest}), "
-    said += "and every gradient weighed by its staleness (the oldest: {oldest} updates)"
+    said = "No worker led the slowest by more than s clocks (the largest lead was {furthest}). "
+    said += "The rate was divided by each gradient's staleness (at most {oldest} updates)."
     return _judge(on_push, "s", bounds, said, hints)
 
 
 def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
     """Run a server with backup workers. It answers each push with ``on_push(server, worker, gradient)``.
 
-    The function must gather a push of the present version, and drop others.  With ``server.needed`` pushes it
-    moves the weights by the learning rate times their mean, counts the version, and clears the list.  The
-    function notes that the worker waits, and returns the workers whose weights are old.
+    The function must gather each push of the present version, and drop all others.  When it has gathered
+    ``server.needed`` pushes, it must move the weights by the learning rate times their mean, count the version
+    and clear the list.  It must note that the worker waits, and return the waiting workers with old weights.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
     hints : sequence of str
         Hints, from gentle to plain; each wrong answer shows one more hint.
     """
-    said = f"every update has its {WORKERS} - b pushes, and later ones are dropped"
+    said = f"Every update used {WORKERS} - b pushes, and later pushes were dropped."
     return _judge(on_push, "b", backups, said, hints)
 
 
@@ -115,8 +115,8 @@ def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints
 
     def praise(told: list[Any]) -> str:
         _, oldest, furthest = map(max, zip(*told[0]))
-        trial = f"a server and {WORKERS} workers with {CLOCKS} pushes each, with {letter} = {listed(values)}"
-        return f"{{name}} is right on {{ranks}}, {trial}: {said.format(oldest=oldest, furthest=furthest)}."
+        trial = f"(a server and {WORKERS} workers with {CLOCKS} pushes each) for {letter} = {listed(values)}"
+        return f"{{name}} is right on {{ranks}} {trial}. {said.format(oldest=oldest, furthest=furthest)}"
 
     return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (values, letter))
 
@@ -131,7 +131,7 @@ def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], let
 
 
 def _push(comm: Comm, bound: int) -> None:
-    """Push gradients of whole numbers that differ in every push.
+    """Push gradients of integers that differ in every push.
 
     For a graded answer, gradients and pauses are random.
     """
@@ -166,8 +166,8 @@ def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> 
         go = rule(right, worker, gradient)
         if not found:
             differs = _wrong_with(on_push(mine, worker, gradient.clone()), mine, right, go)
-            where = f"after push {push + 1} (worker {worker}, computed {age} updates ago)"
-            found = differs and f"{where} {differs}"
+            where = f"after push {push + 1} (from worker {worker}, computed {age} updates ago)"
+            found = differs and f"{where}: {differs}"
         oldest = max(oldest, age)
         unfinished = [each for each in none if right.clock[each] < CLOCKS or each in right.waiting]
         # At the end there may be too few pushes for another update.
@@ -214,17 +214,17 @@ def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     except TypeError:
         return f"on_push returned {answered!r}, expected a list of workers: {go}"
     if len(set(answered)) != len(answered):
-        return f"on_push returned {answered}: a worker is answered once"
+        return f"on_push returned {answered}, but a worker may appear only once"
     if strange := [each for each in answered if each not in right.waiting]:
-        return f"worker {strange[0]!r} was to be answered, but it does not wait"
+        return f"on_push returned worker {strange[0]!r}, but this worker does not wait"
     wrong = [*(each for each in answered if each not in go), *(each for each in go if each not in answered)]
     if not wrong:
         return ""
     worker, goes = wrong[0], wrong[0] in answered
+    rule = "must still wait" if goes else "still waits, but may continue"
     if right.needed > 1:
-        kept = "was let go with the newest weights already" if goes else "still waits for newer weights"
-        return f"worker {worker} {kept}: it has version {right.read[worker]}, the server {right.version}"
-    ahead = f"{right.clock[worker] - min(right.clock.values())} clocks ahead of the slowest"
-    if goes:
-        return f"worker {worker} was let go {ahead}, allowed is {right.bound}"
-    return f"worker {worker} still waits, {ahead}; up to {right.bound} it may go on"
+        why = f"it has version {right.read[worker]} and the server has version {right.version}"
+    else:
+        ahead = right.clock[worker] - min(right.clock.values())
+        why = f"it is {ahead} clocks ahead of the slowest and s is {right.bound}"
+    return f"worker {worker} {rule}, because {why}"

@@ -28,14 +28,14 @@ def test_a_right_server_is_tried_on_simulated_workers_and_on_real_ones():
     verdict = check_server(solved, bounds=[1])
     assert (
         verdict
-        and "right on 4 simulated ranks and on 4 real ones, a server and 3 workers with 8 pushes each, with s = 1: "
-        "no lead above s (the largest was 1)"
+        and "right on 4 simulated ranks and on 4 real ones (a server and 3 workers with 8 pushes each) for s = 1. "
+        "No worker led the slowest by more than s clocks (the largest lead was 1)"
         in verdict.sentence
     )
 
 
 def test_a_right_server_is_tried_with_every_bound_and_none_leaks_into_the_next():
-    assert "with s = 0, 1 and 3: no lead above s" in check_server(solved).sentence
+    assert "for s = 0, 1 and 3. No worker led" in check_server(solved).sentence
 
 
 def test_an_answer_not_written_yet_is_to_do():
@@ -53,7 +53,7 @@ def test_one_who_lets_everybody_go_is_told_by_how_many_clocks():
 
     verdict = check_server(asp, bounds=[1], hints=["first hint", "second hint"])
     assert verdict.status == "not yet" and verdict.hints == ["first hint"]
-    assert "was let go 2 clocks ahead of the slowest, allowed is 1" in verdict.sentence
+    assert "must still wait, because it is 2 clocks ahead of the slowest and s is 1" in verdict.sentence
 
 
 def test_one_who_answers_only_who_pushed_is_told_who_still_waits():
@@ -61,7 +61,7 @@ def test_one_who_answers_only_who_pushed_is_told_who_still_waits():
         return [w for w in solved(server, worker, gradient) if w == worker]
 
     verdict = check_server(forgetful, bounds=[0])
-    assert "still waits, 0 clocks ahead of the slowest; up to 0 it may go on" in verdict.sentence
+    assert "but may continue, because it is 0 clocks ahead of the slowest and s is 0" in verdict.sentence
 
 
 def test_one_who_forgets_staleness_is_shown_the_first_weight_that_differs():
@@ -72,7 +72,7 @@ def test_one_who_forgets_staleness_is_shown_the_first_weight_that_differs():
         return answer
 
     verdict = check_server(plain, bounds=[0])
-    assert "updates ago) server.weights, value 0 is" in verdict.sentence
+    assert "updates ago): server.weights, value 0 is" in verdict.sentence
 
 
 def test_a_mistake_that_raises_is_shown_and_ends_at_once():
@@ -98,7 +98,7 @@ def backed_up(server, worker, gradient):
 
 def test_a_server_with_backup_workers_is_right_with_none_one_and_two():
     verdict = check_backup(backed_up, backups=(0, 1, 2))
-    assert verdict and "with b = 0, 1 and 2" in verdict.sentence
+    assert verdict and "for b = 0, 1 and 2" in verdict.sentence
 
 
 def sums(server, worker, gradient):
@@ -123,7 +123,7 @@ def lets_all_go(server, worker, gradient):
     [
         (sums, "server.weights"),
         (keeps_late_ones, "server.gathered has 1 pushes, expected 0"),
-        (lets_all_go, "it has version 0, the server 0"),
+        (lets_all_go, "it has version 0 and the server has version 0"),
         (lambda server, worker, gradient: None, "server.gathered has 0 pushes, expected 1"),
     ],
 )
