@@ -46,7 +46,7 @@ SYSTEMS = (
     System(
         "cloudera_ml", "Cloudera Machine Learning", 2018, "Cloudera documentation, Distributed computing with workers",
         "synchronous", "centralised", "one model", 
-        "launch_workers starts a script n times, await_workers returns results and failures",
+        "launch_workers starts a script n times; await_workers returns results and failures",
         lambda: {f"{n} workers": partial(_workers, n) for n in (3, 4)},
         (shape("three workers' results add up to those of one process", _sums),
          shape("a worker that fails is named, and does not end the others", _names_the_failure)),

@@ -251,7 +251,7 @@ SYSTEMS = (
         lambda: {"a share each": _portions(4, False), "32 portions": _portions(32, False),
                  "with backups": _portions(32)},
         (shape("the same weights as torch's LBFGS, to 1e-9 (diabetes)", lambda runs: _off(runs["with backups"]) < 1e-9),
-         shape("with a worker ten times slower, 32 portions take less than half the time of a share for each worker",
+         shape("with a worker ten times slower, 32 portions take less than half the time of one share per worker",
                lambda runs: 2 * runs["32 portions"][0].seconds < runs["a share each"][0].seconds),
          shape("backup portions at the end save another quarter",
                lambda runs: runs["with backups"][0].seconds < 0.75 * runs["32 portions"][0].seconds)),
@@ -322,7 +322,7 @@ SYSTEMS = (
     ),
     System(
         "mxnet_kvstore", "MXNet's KVStore", 2015, "T. Chen et al., arXiv 1512.01274", "synchronous or asynchronous",
-        "hierarchical", "one model", "groups share a leaf server, leaves push to the root; each level is bsp or asp",
+        "hierarchical", "one model", "groups share a leaf server; leaves push to the root; each level is bsp or asp",
         _mxnet, (PARITY, shape("with free groups a slow worker delays only itself",
                         lambda runs: rate(runs["free groups"]) > 1.2 * rate(runs["groups in step"]))),
     ),
