@@ -27,7 +27,7 @@ Edges = Iterable[tuple[int, int]]
 """Pairs (from, to); edges from a worker to itself, which small graphs have, are ignored."""
 
 REDRAWS = 20
-"""Maximal number of random graphs drawn to find a connected one."""
+"""Maximum number of random graphs drawn to find a connected one."""
 
 DIRECTED = {"ring", "exp2", "edges"}
 """Topologies with one-way edges under push-sum."""

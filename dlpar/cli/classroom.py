@@ -147,7 +147,7 @@ def slots(
     teachers : NAMES
         System accounts that may pause and see who holds slots, besides root.
     longest : MINUTES
-        Maximal time for which a job keeps its slots while others wait; then the job ends.
+        Maximum time for which a job keeps its slots while others wait; then the job ends.
     socket : PATH
         Default: $DLPAR_SLOTS, or /run/dlpar/slots.
     """

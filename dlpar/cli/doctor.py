@@ -40,7 +40,7 @@ ROOM_IN_MEMORY = 256 << 20
 """Free bytes of /dev/shm below which jobs keep their shared segments on disk (see :mod:`dlpar.config.paths`)."""
 
 RANK, SPARE = 200e6, 500e6
-"""Maximal bytes of a cold-started rank with a small model, and bytes left for everything else."""
+"""Maximum bytes of a cold-started rank with a small model, and bytes left for everything else."""
 
 USUAL = 4
 """Number of workers in most labs."""

@@ -24,7 +24,7 @@ LOG_LINES = 20
 """Number of last lines of a run's log that are shown."""
 
 SUMMED_UP = 16 << 20
-"""Maximal bytes of records that are summarised at once, for a run without a summary."""
+"""Maximum bytes of records that are summarised at once, for a run without a summary."""
 
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary in a list of runs."""

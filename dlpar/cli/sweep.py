@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlpar.lab.figure import Figure
 
 MOST = 1000
-"""Maximal number of experiments in a sweep."""
+"""Maximum number of experiments in a sweep."""
 
 HEADS = {
     "samples_per_s": "samples/s", "speedup": "speed-up", "efficiency": "efficiency", "step_s": "step (ms)",

@@ -34,7 +34,7 @@ RECENT_STEPS = 50
 """Number of a rank's steps over which shares of time are computed."""
 
 MOST_RANKS = 16
-"""Maximal number of drawn ranks."""
+"""Maximum number of drawn ranks."""
 
 WIDE = 40
 """Characters of the progress bar, and of the loss curve below it."""

@@ -1,7 +1,8 @@
 """Collectives built from ``send`` and ``recv`` only, each short enough to fit on one slide.
 
-Each works in place on a flat tensor of any length, on any number of ranks.  ``library_…`` are the library's
-own collectives. :func:`dlpar.theory.counts.closed_form` predicts how much each collective sends.
+Each works in place on a flat tensor of any length, on any number of ranks.  Names with the prefix
+``library_`` stand for the library's own collectives. :func:`dlpar.theory.counts.closed_form` predicts how
+much each collective sends.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ HALVES = {
     "ring": (ring_reduce_scatter, ring_allgather),
     "library": (library_reduce_scatter, library_allgather),
 }
-"""Reduce-scatter and all-gather of each all-reduce that has both; a rank owns chunk ``rank + 1`` (mod N)."""
+"""Reduce-scatter and all-gather of each all-reduce that has both. A rank owns chunk ``rank + 1`` (mod N)."""
 
 
 BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}

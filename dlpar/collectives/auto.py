@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 Count = tuple[float, float, float, float]
-"""Latencies, tensors on a port, tensors while all ranks cross nodes, and messages that wait for a rank's processor."""
+"""Factors of the four fields of :class:`Speed`: latencies, tensors on a port, tensors while all ranks cross
+nodes, and messages that queue for a rank's processor.
+"""
 
 
 def _tree(n: int) -> list[Count]:
@@ -32,7 +34,7 @@ def _tree(n: int) -> list[Count]:
 def _folded(n: int) -> list[Count]:
     """Count the steps and bytes of halving and doubling.
 
-    Ranks beyond a power of two hand over their tensor and get the sum.
+    Ranks beyond the largest power of two hand over their tensor and later receive the sum.
     """
     rounds, folds = n.bit_length() - 1, n & (n - 1) > 0
     return [(2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0)]
@@ -44,11 +46,13 @@ FORMS: dict[str, Callable[[int], list[Count]]] = {
     "tree": _tree,
     "star": lambda n: [(2, 2 * n - 2, 0, 0), (2, 2, 0, 2 * n - 4)],
 }
-"""Counts on which n ranks wait, by algorithm; the longest decides, for a star root's port or processor."""
+"""Counts for n ranks, by algorithm. The slowest count decides: a star waits for the port or the processor of
+its root.
+"""
 
 
 class Speed(NamedTuple):
-    """Seconds per message, per byte, per byte while all ranks cross nodes, and to send a message."""
+    """Seconds per message, per byte, per byte while all ranks cross nodes, and per start of a send."""
 
     latency: float
     byte: float
@@ -69,7 +73,7 @@ def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
 def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
     """Time messages of 1 and of `length` elements.
 
-    First the first and the last rank exchange them, then all ranks. Collective.
+    First only the first and the last rank exchange them, then all ranks do. Collective.
 
     Nodes hold consecutive ranks.  To cross nodes, each rank sends to the rank N/2 places away.  So the ranks
     of a node share its port.

@@ -1,9 +1,8 @@
 """Double binary tree: an all-reduce that sends about as few bytes as a ring, with the latency of a tree.
 
-Each of two trees carries half of the tensor, in pieces pipelined up and then down.  An inner rank of one tree
-is a leaf of the other.  So its port sends and receives about as much as in a ring.  Sources: Sanders, Speck
-and
-Träff (Parallel Computing 2009); NCCL 2.4 (Jeaugey 2019).
+Each of the two trees carries one half of the tensor. Its pieces are pipelined up the tree and then down. An
+inner rank of one tree is a leaf of the other.  So its port sends and receives about as much as in a ring.
+Sources: Sanders, Speck and Träff (Parallel Computing 2009); NCCL 2.4 (Jeaugey 2019).
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm, Request
 
 PIECE = 1 << 16
-"""Maximal number of elements of a piece."""
+"""Maximum number of elements in a piece."""
 
 AHEAD = 4
-"""Number of receives posted at a time for children's pieces, because a long message waits for its receive."""
+"""Number of pieces for which receives are posted ahead. A long message waits until its receive is posted."""
 
 
 def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
@@ -35,7 +34,7 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     families = [family(comm.rank, comm.size, tree) for tree in (0, 1)]
     pieces = [(piece, tree, *families[tree]) for pair in zip(*halves) for tree, piece in enumerate(pair)]
     inner, leaves = [p for p in pieces if p[-1]], [p for p in pieces if not p[-1]]
-    # Up: a rank first sends its pieces as a leaf, or the trees would wait for each other.
+    # Up: a rank first sends its pieces as a leaf. Otherwise the trees would wait for each other.
     sending = [comm.isend(piece, above, tree) for piece, tree, above, _ in leaves if above is not None]
     to_come, expected = iter(inner), deque[list[tuple["torch.Tensor", "Request"]]]()
     for piece, tree, above, _ in inner:
@@ -49,7 +48,7 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
             sending.append(comm.isend(piece, above, tree))
     for request in sending:
         request.wait()
-    # Down: each rank passes on its pieces, and then waits for its pieces as a leaf.
+    # Down: each rank forwards its pieces, and then waits for its pieces as a leaf.
     answers = {id(p): comm.irecv(p[0], p[2], p[1]) for p in pieces if p[2] is not None}
     sending = []
     for p in inner + leaves:

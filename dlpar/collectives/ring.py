@@ -1,11 +1,10 @@
 """All-reduces in which each rank sums one part of the tensor: ring, and recursive halving and doubling.
 
 In a ring all ranks send to their right neighbours and receive from their left neighbours at once (Patarasuk
-and Yuan,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009).  Halving and doubling send
-the bytes of a ring in the rounds of a tree (Thakur, Rabenseifner and Gropp, "Optimization of Collective
-Communication
-Operations in MPICH", IJHPCA 2005, section 4.5: Rabenseifner's algorithm).
+and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009). Halving and
+doubling sends as many bytes as a ring, in as many rounds as a tree (Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.5: Rabenseifner's
+algorithm).
 
 The library's own collectives (MPI, NCCL) have the same signatures.  They are quicker than Python code, but
 report no traffic: a rank's bytes and messages are unknown.
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 Ranks = Sequence[int] | None
-"""Participating ranks in their order; None: all."""
+"""Participating ranks, in order. None: all ranks."""
 
 
 def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> None:
@@ -38,7 +37,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
     tensor : Tensor, shape (n,)
         Any n; below N some chunks are empty.
     ranks : sequence of int, optional
-        The ranks that form the ring, in its order; all by default.  N is their number.
+        The ranks that form the ring, in its order. All ranks by default. N is their number.
     """
     chunks = tensor.tensor_split(len(ranks or range(comm.size)))
     ring_reduce_scatter(comm, chunks, ranks)
@@ -55,7 +54,7 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
     chunks : sequence of N Tensors
         Chunks of any lengths, even 0.
     ranks : sequence of int, optional
-        The ranks that form the ring; "rank" above then means the position in this sequence.
+        The ranks that form the ring. In that case "rank" above means the position in this sequence.
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
@@ -67,11 +66,11 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
         received = arriving[: len(theirs)]
         comm.sendrecv(mine, right, received, left)
         comm.compute(lambda: theirs.add_(received), cost=len(theirs))
-        mine = theirs  # this sum travels on to the right
+        mine = theirs  # the right neighbour gets this sum next
 
 
 def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
-    """Pass each rank's finished chunk ``rank + 1`` (mod N) round the ring until all ranks hold all chunks.
+    """Pass each rank's finished chunk ``rank + 1`` (mod N) around the ring until all ranks hold all chunks.
 
     Parameters
     ----------
@@ -106,7 +105,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
     If N is a power of two, each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times the tensor's bytes.
     Otherwise N is a power of two plus r.  Then ranks 0, 2, …, 2r-2 first hand their tensor to the next rank,
-    and finally get the sum from this rank.  That is 2r more messages, each of the whole tensor.
+    and finally get the sum from that rank. This adds 2r messages of the whole tensor.
 
     Parameters
     ----------
@@ -116,7 +115,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
         Any n, even below N.
     """
     power = 1 << (comm.size.bit_length() - 1)
-    folded = 2 * (comm.size - power)  # ranks 0 … folded-1 act in pairs, represented by their odd member
+    folded = 2 * (comm.size - power)  # ranks 0 … folded-1 form pairs; the odd rank acts for both
     if comm.rank < folded and comm.rank % 2 == 0:
         comm.send(tensor, comm.rank + 1)
         comm.recv(tensor, comm.rank + 1, tag=0)
@@ -161,7 +160,7 @@ def library_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
     """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, like the ring (MPI_Reduce_scatter)."""
-    comm.reduce_scatter([*chunks[1:], chunks[0]])  # the library leaves chunk i on rank i: chunk 1 comes first
+    comm.reduce_scatter([*chunks[1:], chunks[0]])  # the library leaves chunk i on rank i, so 1 comes first
 
 
 def library_allgather(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:

@@ -1,11 +1,11 @@
 """Reduces to a root and broadcasts from a root: stars, binomial trees, and Spark's shallow tree and torrent.
 
-In a star the root's link carries N-1 whole tensors each way.  This is simple, but slowest for large tensors
-on many ranks.
-A parameter server with one shard is a star.  In a tree, ranks are counted from the root, whose ``me`` is 0.
-Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (IJHPCA 2005),
-sections 4.2 and 4.4; Apache Spark, ``RDD.treeAggregate`` and ``TorrentBroadcast``; for two levels Jia et al., "Highly
-Scalable Deep Learning Training System with Mixed-Precision" (arXiv 1807.11205), section 3.2.
+In a star the root's link carries N-1 whole tensors each way. A star is simple, but it is the slowest for
+large tensors on many ranks. A parameter server with one shard is a star.  In a tree, ranks are counted from
+the root, whose ``me`` is 0. Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective
+Communication Operations in MPICH" (IJHPCA 2005), sections 4.2 and 4.4; Apache Spark, ``RDD.treeAggregate``
+and ``TorrentBroadcast``; for two levels Jia et al., "Highly Scalable Deep Learning Training System with
+Mixed-Precision" (arXiv 1807.11205), section 3.2.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
     """Sum `tensor` over all ranks, in place on `root`. Other ranks' tensors do not change.
 
-    Every rank but the root sends one message. The root adds these in the order of `ranks`, so a repeated run
-    is bit-identical.
+    Every rank but the root sends one message. The root adds the tensors in the order of `ranks`, so a
+    repeated run is bit-identical.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks
 def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    It is a star reduce to rank 0, then a star broadcast.
+    It is a star reduce to rank 0, followed by a star broadcast.
 
     This takes ``2 (N-1)`` messages of the whole tensor, all over rank 0's link.
 
@@ -91,7 +91,7 @@ def hierarchical_allreduce(comm: Comm, tensor: torch.Tensor, group: int = 2) -> 
     tensor : Tensor, shape (n,)
         Any n, also 0.
     group : int
-        Consecutive ranks in a group, from 1; the last group may be smaller.
+        Number of consecutive ranks in a group, at least 1. The last group may be smaller.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     Raises
     ------
     ValueError
-        If `root` is no rank.
+        If `root` is not a rank.
     """
     above, children = _family(comm, root)
     add_from(comm, tensor, children)
@@ -148,7 +148,7 @@ def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     Raises
     ------
     ValueError
-        If `root` is no rank.
+        If `root` is not a rank.
     """
     above, children = _family(comm, root)
     if above is not None:
@@ -168,10 +168,10 @@ def _family(comm: Comm, root: int) -> tuple[int | None, list[int]]:
 def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     """Copy `root`'s `tensor` to all ranks in blocks that travel from peer to peer.
 
-    The root sends one block to each other rank, and these ranks pass all blocks round their ring.  So no
-    rank, not even the root, sends more than one tensor's bytes, on any number of ranks.  Spark broadcasts in
-    this way since version 1.1, but peers ask for its blocks of 4 MB in random order.  The regular order here
-    is from van de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
+    The root sends one block to each other rank, and these ranks pass all blocks around their ring. So no
+    rank, not even the root, sends more than one tensor's bytes, on any number of ranks. Spark has broadcast
+    in this way since version 1.1, but its peers request blocks of 4 MB in random order. The regular order
+    here follows van de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
 
     Parameters
     ----------
@@ -181,12 +181,12 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     Raises
     ------
     ValueError
-        If `root` is no rank.
+        If `root` is not a rank.
     """
     me, size = _counted_from(root, comm), comm.size
     peers = [(root + place) % size for place in range(1, size)]
     blocks = tensor.tensor_split(max(1, len(peers)))
-    if me > 0:  # a ring begins with the block after this rank's place
+    if me > 0:  # in the ring, place p begins with block p + 1
         comm.recv(blocks[me % len(peers)], root, tag=0)
         ring_allgather(comm, blocks, peers)
         return
@@ -197,7 +197,7 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    It is a tree reduce to rank 0, then a tree broadcast.
+    It is a tree reduce to rank 0, followed by a tree broadcast.
 
     This takes ``2 (N-1)`` messages of the whole tensor in ``2 ceil(log2 N)`` rounds.
 
@@ -215,9 +215,9 @@ def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int = 0) -> None:
     """Sum `tensor` over all ranks, in place on `root`, as Spark does. The others hold partial sums.
 
-    Partial sum i of P goes to number ``i % (P // scale)``, level by level, while this is quicker than sending
-    all P to the root.  Every rank but the root sends one message at any depth.  The depth changes only the
-    number of messages that one rank receives.
+    At each level, partial sum i of P is added to number ``i % (P // scale)``. Levels end when it is quicker
+    to send all P sums to the root.  Every rank but the root sends one message at any depth.  The depth
+    changes only the number of messages that one rank receives.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
     Raises
     ------
     ValueError
-        If `depth` is below 1 or `root` is no rank.
+        If `depth` is below 1 or `root` is not a rank.
     """
     me, size = _counted_from(root, comm), comm.size
     if depth < 1:

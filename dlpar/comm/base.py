@@ -1,4 +1,4 @@
-"""Communication interface of every rank program, the same in every world.
+"""Communication interface for all rank programs. It is the same in every world.
 
 Collectives, schemes and splits reach other ranks only through these calls. So the same code runs on MPI, on
 NCCL, and on a logical or virtual clock.
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 ANY = -1
-"""Wildcard for the `source` or `tag` of a receive: the first message matches."""
+"""Wildcard for the `source` or `tag` of a receive. It matches the first message that arrives."""
 
 T = TypeVar("T")
 Collective = Callable[["Comm", torch.Tensor], Any]
 
 
 class Arrival(NamedTuple):
-    """Received message: its source, its tag and its bytes."""
+    """Source, tag and size in bytes of a received message."""
 
     source: int
     tag: int
@@ -38,12 +38,12 @@ class Request(Protocol):
     def test(self) -> bool:
         """Return whether the communication is complete.
 
-        A test takes no time on a logical or virtual clock, so a loop of tests alone never ends.
+        A test takes no time on a logical or virtual clock, so a loop that only tests never ends.
         """
 
 
 def wait_all(requests: list[Request]) -> None:
-    """Wait for all these communications, then empty their list."""
+    """Wait for all requests in the list, then empty it."""
     for request in requests:
         request.wait()
     requests.clear()
@@ -57,17 +57,17 @@ class Counter(Protocol):
 
 
 class Packet:
-    """Message of numbers with a header of a few integers, sent and received as one unit.
+    """Message with a header of a few integers and a body of numbers. It is sent as one unit.
 
     Attributes
     ----------
     head : Tensor, int64, shape (HEAD,)
-        Numbers about the message.
+        Integers that describe the message.
     body : Tensor, shape (length,)
         The numbers.
     wire : Tensor, uint8
-        Head and body as sent: ``8 * HEAD`` bytes, then the bytes of the body.  In host memory, `pinned` or
-        not.
+        Head and body as sent: ``8 * HEAD`` bytes, then the bytes of the body. It is in host memory, `pinned`
+        or not.
     """
 
     HEAD = 5
@@ -119,17 +119,17 @@ class Traffic:
                 self._waited += self._now() - since
 
     def waits_of_device(self) -> Callable[[], float]:
-        """Collect the waits of the GPU, not of the host, since the last call.
+        """Collect the GPU's waits, not the host's, since the last call.
 
-        The returned function gives their seconds.
+        Return a function that gives their total time in seconds.
 
-        Call it once the GPU has done these waits.
+        Call this function after the GPU has completed these waits.
         """
         return float
 
     @property
     def waited(self) -> float:
-        """Seconds that the host has waited so far. A wait in progress counts."""
+        """Return the seconds that the host has waited so far, including a wait in progress."""
         if not self._since:
             return self._waited
         with self._lock:
@@ -180,14 +180,15 @@ class World:
     clock : str
         Unit of :meth:`Comm.now`: ``wall``, ``logical`` or ``virtual`` seconds.
     computes : bool
-        Whether ranks compute numbers; otherwise buffers are ghosts: sizes without data.
+        Whether ranks compute numbers. If not, buffers are ghosts, which have sizes but no data.
     watches : int
-        Number of dead ranks that a receive from any source reports, because no message would; 0: none.
+        Number of dead ranks at which a receive from any source fails, because no message reports deaths. 0:
+        it never fails.
     native : bool
-        Whether the carrier's own collectives run beside the host's program, so that splits use them.
+        Whether the carrier's own collectives run in parallel with the host's program. If so, splits use them.
     eager : float
-        Largest message in bytes whose send returns at once.  Open MPI's shared memory sends 4,096 at once,
-        with a header.
+        Largest message in bytes whose send returns at once.  Open MPI's limit in shared memory is 4,096
+        bytes, including a header.
     """
 
     clock, computes, watches = "wall", True, 0
@@ -213,9 +214,9 @@ class World:
     ) -> T:
         """Compute as :meth:`Comm.compute` does, and make calls during the computation.
 
-        `marks` are pairs of a share of the cost and a call due after that share.  In the real world `work`
-        makes these calls itself, through :meth:`inside`.  Other worlds make each call at its moment of the
-        logical clock.
+        Each of the `marks` is a pair: a share of the cost, and the call that is due after that share.  In the
+        real world `work` makes these calls itself, through :meth:`inside`.  Other worlds make each call at
+        its time on the logical clock.
         """
         return work()
 
@@ -232,14 +233,14 @@ class World:
             threading.Event().wait(seconds)
 
     def settle(self) -> None:
-        """Wait until this rank's GPU has finished its queue. Call this before a time is read."""
+        """Wait until this rank's GPU has finished its queue. Call this before you read a time."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def before_death(self, why: str) -> None:
         """Prepare for the SIGKILL of this rank on request.
 
-        A rank of a shared process ends here by an error.
+        If ranks share a process, this call ends the rank with an error.
         """
 
     def is_death(self, error: BaseException) -> bool:
@@ -253,8 +254,8 @@ class World:
     def state(self) -> dict[str, float]:
         """Return facts about this world for a step's record.
 
-        In the paced world: ``slip``, the largest delay of the wall clock, and ``lag``, its present delay, in
-        seconds.
+        The paced world returns ``slip``, the largest delay of the wall clock, and ``lag``, its current delay,
+        in seconds.
         """
         return {}
 
@@ -276,7 +277,7 @@ class Comm(ABC):
     device : torch.device
         Device where :meth:`empty` allocates.
     traffic : Traffic
-        Counts of this rank's messages and waiting.
+        Counts of this rank's messages and waits.
     world : World
         Environment of this rank, shared by all its groups.
     """
@@ -295,11 +296,11 @@ class Comm(ABC):
         self.isend(tensor, dest, tag).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Receive a message into a tensor with enough room. Block until the message has arrived.
+        """Receive a message into a tensor that is large enough. Block until the message has arrived.
 
-        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI.  With such a carrier, a receive
-        on its device names a source and tag 0, or a tag above 0; others raise `ValueError`.  An untagged message
-        has exactly the size of its tensor.
+        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI.  With such a carrier, a
+        receive on its device must name either a source and tag 0, or a tag above 0. Other receives raise
+        `ValueError`.  An untagged message has exactly the size of its tensor.
         """
         return self.irecv(into, source, tag).wait()
 
@@ -322,7 +323,7 @@ class Comm(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Block until every rank has called."""
+        """Block until every rank has called this method."""
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Comm:
@@ -334,11 +335,11 @@ class Comm(ABC):
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor) -> None:
-        """Sum over all ranks in place with the library's own all-reduce (MPI_Allreduce, NCCL)."""
+        """Sum a tensor over all ranks in place with the library's own all-reduce (MPI_Allreduce, NCCL)."""
 
     @abstractmethod
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Sum over all ranks in place at `root` with the library (MPI_Reduce).
+        """Sum a tensor over all ranks in place at `root` with the library (MPI_Reduce).
 
         Other ranks' tensors are undefined.
         """
@@ -390,7 +391,7 @@ class Comm(ABC):
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
-        """Execute `work`. Worlds with a logical or virtual clock charge `cost`, its FLOPs."""
+        """Execute `work`. Worlds with a logical or virtual clock charge its `cost` in FLOPs."""
         return work()
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -448,7 +449,7 @@ class Keeper:
 
 
 def check_peer(comm: Comm, peer: int, what: str) -> None:
-    """Raise `ValueError` unless `peer` is a rank of `comm`, or ANY as a source."""
+    """Raise `ValueError` unless `peer` is a rank of `comm` or, as a source, ANY."""
     if not (0 <= peer < comm.size or (peer == ANY and what == "source")):
         raise ValueError(f"{what}: got {peer}, allowed is a rank from 0 to {comm.size - 1}")
 

@@ -1,7 +1,6 @@
-"""Ghosts: tensors without data, which can be cut and sent but take no memory.
+"""Ghosts: tensors without data, which can be sliced and sent but use no memory.
 
-If messages carry sizes only, buffers are ghosts.  Rank code slices, counts and sends ghosts as it does
-tensors.
+If messages carry only sizes, buffers are ghosts. Rank code slices, counts and sends ghosts like tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Ghost:
     dtype : torch.dtype
         Their type.
     head : Tensor, int64, optional
-        Real numbers sent with the ghost: the head of a :class:`GhostPacket`.
+        Actual integers sent with the ghost: the head of a :class:`GhostPacket`.
     """
 
     __slots__ = ("dtype", "head", "n", "nbytes")
@@ -152,7 +151,7 @@ DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.
 
 
 class Parameter(Ghost):
-    """Weights of a layer: their number, and the layer's FLOPs and output elements per sample."""
+    """Number of weights of a layer, with the layer's FLOPs and output elements per sample."""
 
     __slots__ = ("flops", "outputs")
     requires_grad = True
@@ -163,7 +162,7 @@ class Parameter(Ghost):
 
 
 class Workload(Protocol):
-    """Large model as a list of layers, described by :class:`dlpar.worlds.platforms.Workload`."""
+    """Interface of a large model, a list of layers. See :class:`dlpar.worlds.platforms.Workload`."""
 
     layers: tuple[Any, ...]
     itemsize: int
@@ -177,7 +176,7 @@ class Outline:
     Parameters
     ----------
     parameters : list of Parameter
-        Weights of each layer, in the order of computing.
+        Weights of each layer, in the order of computation.
 
     Attributes
     ----------

@@ -183,7 +183,7 @@ def pace_ms(run: Run) -> float:
 
 
 def step_ms(run: Run) -> float:
-    """Return the milliseconds of a global step, computed from samples a second."""
+    """Return the milliseconds of a global step, computed from samples per second."""
     return 1e3 * run.experiment.global_batch / run.summary["samples_per_s"]
 
 
@@ -193,7 +193,7 @@ def accuracy(run: Run) -> float:
 
 
 def speedup(one: Run, many: Run) -> float:
-    """Return one run's samples a second over another's."""
+    """Return one run's samples per second over another's."""
     return many.summary["samples_per_s"] / one.summary["samples_per_s"]
 
 

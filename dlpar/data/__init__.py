@@ -28,11 +28,11 @@ HELD_OUT = 0.2
 """Share of the samples kept for testing, if the source has no test set."""
 
 SCALED_BY = 10_000
-"""Maximal number of images that determine the scale of pixels, which bounds memory."""
+"""Maximum number of images that determine the scale of pixels, which bounds memory."""
 
 TRAIN_CHARACTERS = 2**20
 TEST_CHARACTERS = 2**14
-"""Maximal number of characters used, which bounds memory (8 bytes each) and the time of a test."""
+"""Maximum number of characters used, which bounds memory (8 bytes each) and the time of a test."""
 
 
 @dataclass(frozen=True)

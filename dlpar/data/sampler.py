@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 EPOCHS, SAMPLES = 8, 2**14
-"""Maximal numbers of epochs, and of their samples, with orders drawn together.  Alone, between short steps,
+"""Maximum numbers of epochs, and of their samples, with orders drawn together.  Alone, between short steps,
 each order takes more than twice as long."""
 
 

@@ -46,7 +46,7 @@ START = 60.0
 """Seconds that a fork server may take to import everything."""
 
 SOCKET_LENGTH = 107
-"""Maximal length in bytes of a Unix socket's path."""
+"""Maximum length in bytes of a Unix socket's path."""
 
 started: list[subprocess.Popen] = []
 """Fork servers started by this process, which outlive it."""

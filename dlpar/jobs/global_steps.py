@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 LATE = 0.5
-"""Maximal seconds of a run that readers wait for a late rank's records."""
+"""Maximum seconds of a run that readers wait for a late rank's records."""
 
 
 class GlobalStep(NamedTuple):

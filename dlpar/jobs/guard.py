@@ -26,10 +26,10 @@ from dlpar.jobs.summary import Summary
 from dlpar.worlds import mpiexec
 
 START = {"warm": 30.0, "cold": 120.0}
-"""Minimal seconds allowed until the first rank starts: four cold starts took a minute on two busy cores."""
+"""Minimum seconds allowed until the first rank starts: four cold starts took a minute on two busy cores."""
 
 SUMMARISED = 64 << 20
-"""Maximal bytes of records that the guardian summarises; a reader summarises a longer run."""
+"""Maximum bytes of records that the guardian summarises; a reader summarises a longer run."""
 
 STOPS = {
     number: f"the launcher got {number.name}, so it was stopped"
@@ -42,10 +42,10 @@ ELSEWHERE = 1.2
 """Seconds for the starter to end ranks on other machines before it is ended, too."""
 
 KILLED = 8.0
-"""Maximal seconds until killed processes have ended; one with a GPU first gives back its memory."""
+"""Maximum seconds until killed processes have ended; one with a GPU first gives back its memory."""
 
 LOG_LIMIT = 64 << 20
-"""Maximal size of log.txt in bytes, because a rank that prints in a loop must not fill the disk."""
+"""Maximum size of log.txt in bytes, because a rank that prints in a loop must not fill the disk."""
 
 
 class Guardian:

@@ -279,7 +279,7 @@ def _begin(folder: Path, experiment: Experiment, **calls: bytes) -> Job:
 
 
 CLEARING = 10.0
-"""Maximal seconds for which a job's guardian cleans up after the job's end."""
+"""Maximum seconds for which a job's guardian cleans up after the job's end."""
 
 
 def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:

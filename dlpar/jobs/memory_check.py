@@ -19,10 +19,10 @@ from dlpar.worlds.devices import CONTEXT, Gpu, gpus
 from dlpar.worlds.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
-"""Minimal bytes of a rank without its model: 19 MB if forked from a warm server, and 5 MB of mpiexec."""
+"""Minimum bytes of a rank without its model: 19 MB if forked from a warm server, and 5 MB of mpiexec."""
 
 OF_A_SIMULATION = 30e6
-"""Minimal bytes of a simulation's single process, without its ranks' models; measured: 40 MB."""
+"""Minimum bytes of a simulation's single process, without its ranks' models; measured: 40 MB."""
 
 
 SMALL = 1e8

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 TOGETHER = 0.02
-"""Maximal seconds of steps in one write."""
+"""Maximum seconds of steps in one write."""
 
 SNAPSHOT = "snapshot"
 """Name of the span in which a step waits for a copy of the state."""
@@ -37,7 +37,7 @@ COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "u
 """Spans counted as computing; all others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
 
 NOTHING = 2e-6
-"""Maximal seconds of a span on the wall clock that is not written, as it is empty; on other clocks 0 s."""
+"""Maximum seconds of a span on the wall clock that is not written, as it is empty; on other clocks 0 s."""
 
 
 class Span:

@@ -35,13 +35,13 @@ USUAL = Path("/run/dlpar/slots")
 """Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another; empty: no limit."""
 
 MOST = 200
-"""Maximal number of slots of a machine: one message can pass this many files."""
+"""Maximum number of slots of a machine: one message can pass this many files."""
 
 LOOK = 0.1
 """Seconds between checks of the slots while a job waits: a job's last process may outlive its guardian."""
 
 MOST_EACH = 32
-"""Maximal number of a user's connections, so that nobody can block others; the keeper's account is exempt."""
+"""Maximum number of a user's connections, so that nobody can block others; the keeper's account is exempt."""
 
 
 LONGEST_TURN = 1800.0

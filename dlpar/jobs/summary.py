@@ -55,7 +55,7 @@ class Summary:
     runs_free : bool
         Whether workers do as many steps as they can, instead of equally many.
     lead_bound : int or None
-        Maximal lead over the slowest worker, in clocks; None without a bound.
+        Maximum lead over the slowest worker, in clocks; None without a bound.
     counts_lead : bool
         Whether workers know how far they lead.
     """

@@ -89,7 +89,7 @@ class Tail:
     path : path
         The run folder.
     chunk : int
-        Maximal number of bytes read from one file in one call, which bounds a reader's memory for a long run.
+        Maximum number of bytes read from one file in one call, which bounds a reader's memory for a long run.
     """
 
     def __init__(self, path: str | os.PathLike, chunk: int = 4 << 20) -> None:

@@ -59,10 +59,10 @@ class Connection(socket.socket):
     """
 
     MOST_FILES = 0
-    """Maximal number of open files in one message; the kernel closes further files."""
+    """Maximum number of open files in one message; the kernel closes further files."""
 
     LONGEST = 1 << 22
-    """Maximal number of bytes kept of an incomplete message."""
+    """Maximum number of bytes kept of an incomplete message."""
 
     def __init__(self, accepted: socket.socket | None = None) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, fileno=accepted.detach() if accepted else None)

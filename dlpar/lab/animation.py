@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlpar.comm.base import Collective
 
 MOST = 16
-"""Maximal numbers of ranks and of chunks; a figure and the digits of a float64 cannot distinguish more."""
+"""Maximum numbers of ranks and of chunks; a figure and the digits of a float64 cannot distinguish more."""
 
 CELL = 0.74
 """Width of a cell; the rest of its column is for arrows."""

@@ -104,7 +104,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
 
 
 def compared(unit: str, values: Mapping[str, float]) -> str:
-    """List the runs' values and ratios to the first: ``4 workers: 1,200 samples a second, 1.7 times …``."""
+    """List the runs' values and ratios to the first: ``4 workers: 1,200 samples per second, 1.7 times …``."""
     (base, least), *others = values.items()
     each = [f"{base}: {quantity(least)} {unit}"]
     each += [f"{name}: {quantity(value)}, {quantity(value / least)} times as many" for name, value in others]

@@ -123,7 +123,7 @@ OFFER_LASTS = 3 * 3600
 """Seconds after which an offer no longer counts."""
 
 LONGEST = 64 << 10
-"""Maximal bytes of an offer."""
+"""Maximum bytes of an offer."""
 
 
 def _offered() -> Path:

@@ -391,10 +391,10 @@ def _look() -> None:
 # ---- an answer before Run ------------------------------------------------------------
 
 FEW, WORKER_STEPS = 12, 200
-"""Maximal number of simulated steps, and of steps of all workers together."""
+"""Maximum number of simulated steps, and of steps of all workers together."""
 
 FEWEST = 3
-"""Minimal number of simulated steps, because the first step begins before anything has been sent."""
+"""Minimum number of simulated steps, because the first step begins before anything has been sent."""
 
 TOO_LONG = 2.0
 """Seconds after which a simulation is too long to be an answer before Run."""

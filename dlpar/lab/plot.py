@@ -74,7 +74,7 @@ class Drawing:
             Map from plotly's attributes to columns, for example ``{"x": "*", "y": "loss"}``; ``"*"``
             is the horizontal axis that the reader chose. Default: the first columns are x and y.
         limit : int, default 2000
-            Maximal number of points kept, here and in the page.
+            Maximum number of points kept, here and in the page.
         """
         with self._guard:
             series = Series(len(columns), limit)
@@ -200,7 +200,7 @@ class Series:
     columns : int
         Numbers in a row.
     limit : int, default 2000
-        Maximal number of rows kept, an even number.
+        Maximum number of rows kept, an even number.
 
     Notes
     -----

@@ -95,10 +95,10 @@ def on_clock(title: str, *worlds: str) -> str:
 
 
 WORKERS = 16
-"""Maximal number of workers with their own line, lane or row; readers could not distinguish more."""
+"""Maximum number of workers with their own line, lane or row; readers could not distinguish more."""
 
 OTHERS = 4
-"""Maximal number of servers and leaves drawn beside the workers."""
+"""Maximum number of servers and leaves drawn beside the workers."""
 
 
 def workers(experiment: Experiment) -> int:
@@ -233,7 +233,7 @@ def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> 
 
 
 TICKS = 10
-"""Maximal number of ticks on a logarithmic axis."""
+"""Maximum number of ticks on a logarithmic axis."""
 
 
 def log_axis(

@@ -1,7 +1,7 @@
 """Mesh: ranks on a grid with named axes, and each rank's part of a replica.
 
-Follows the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2): ranks that
-differ along one axis only form a group, and each kind of message stays in one group.
+The mesh follows the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2). Ranks that differ only along
+one axis form a group, and each kind of message stays within one group.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Mesh:
         self.comm, self.sizes, self.at = comm, dict(sizes), coordinates(comm.rank, sizes)
 
     def group(self, *axes: str) -> Comm:
-        """Form the group of ranks that differ from this rank along `axes` only. Collective.
+        """Form the group of ranks that differ from this rank only along `axes`. Collective.
 
         Ranks of the group are in row-major order of `axes`.
         """
@@ -68,7 +68,7 @@ class Mesh:
         return self.comm.split(_number(self.at, self.sizes, others), _number(self.at, self.sizes, axes))
 
     def rank(self, **at: int) -> int:
-        """Return the rank at some coordinates. They default to this rank's own."""
+        """Return the rank at the given coordinates. Missing coordinates are this rank's own."""
         return _number({**self.at, **at}, self.sizes, self.sizes)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Mesh:
 
 
 def _number(at: Mapping[str, int], sizes: Mapping[str, int], axes: Iterable[str]) -> int:
-    """Number coordinates along some of the axes in row-major order."""
+    """Return the row-major number of some coordinates along these axes."""
     return reduce(lambda number, axis: number * sizes[axis] + at[axis], axes, 0)
 
 
@@ -122,7 +122,7 @@ class Place(NamedTuple):
     Attributes
     ----------
     replica : int
-        Number of the worker's replica, 0-based; it decides which slice of each batch the worker computes.
+        Number of the worker's replica, 0-based. It decides which slice of each batch the worker computes.
     dp_group : Comm
         Data-parallel group: workers with the same part of the model, in the order of replicas, then that
         part's servers.
@@ -139,7 +139,7 @@ class Place(NamedTuple):
     mp_group: Comm = None  # type: ignore[assignment]
 
     def agree(self, own: T) -> T:
-        """Broadcast the decision of the replica's first rank to all its ranks. Collective over them."""
+        """Broadcast the decision of the replica's first rank. Collective over the replica's ranks."""
         return own if self.mp_group is None else self.mp_group.broadcast(own)
 
 
@@ -164,7 +164,7 @@ def part_of(experiment: Experiment, rank: int) -> int:
     workers, sizes = experiment.workers, sizes_of(experiment)
     if rank < workers:
         return _number(coordinates(rank, sizes), sizes, [axis for axis in sizes if axis != "data"])
-    # Servers come first, then leaves; each part of the model has the same number of them.
+    # Servers come first, then leaves. Each part of the model has the same number of both.
     extra, servers = rank - workers, experiment.sync.servers
     first, number = (0, servers) if extra < servers else (servers, experiment.sync.groups)
     return (extra - first) * (workers // experiment.replicas) // number

@@ -1,7 +1,7 @@
 """Partition of a list of layers into parts: of about equal cost, or as the experiment specifies.
 
 The smallest unit is a layer with weights, together with the layers without weights that follow. So an
-activation or a pooling never forms a part alone.
+activation or a pooling layer is never a part by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dlpar.comm import Comm
 from dlpar.split.split import Task, moved
 
 TRIALS = 3
-"""Number of times that a layer is measured; the quickest counts."""
+"""Number of times that each layer is measured. The shortest time counts."""
 
 
 class ModelPart(NamedTuple):
@@ -31,9 +31,9 @@ class ModelPart(NamedTuple):
     layers : slice
         The layers.
     flops : float
-        FLOPs of a sample, forward and backward.
+        FLOPs per sample, forward and backward.
     shape : tuple of int
-        Shape of the input for a sample.
+        Shape of the input for one sample.
     """
 
     layers: slice
@@ -67,9 +67,9 @@ def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
     Parameters
     ----------
     model : nn.Sequential
-        Not changed; an outline if nothing is computed.
+        Not changed. It is an outline if nothing is computed.
     x : Tensor, shape (1, *shape)
-        A sample; an outline needs none.
+        One sample. An outline needs none.
     """
     if not isinstance(model, nn.Module):
         shapes = [tuple(x.shape[1:]), *((p.outputs,) for p in model.parameters())]
@@ -98,7 +98,7 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
         prefers an even cut.
     """
     counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
-    # The rules of an experiment do not know the layers of a workload from a file.
+    # An experiment's rules cannot check this, because they do not know the layers of a workload from a file.
     if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:
         raise ValueError(
             f"split.partition: got {how!r} for {parts} parts, allowed is a cut of {len(costs)} layers"
@@ -117,7 +117,7 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
     def best(start: int, parts: int) -> tuple[float, float, tuple[int, ...]]:
         """Return the highest cost, sum of squares and counts of the best cut of the units from `start`."""
         cuts = []
-        # Each further part needs one unit; the last part takes all that are left.
+        # Each remaining part needs at least one unit. The last part takes all remaining units.
         for stop in range(start + 1, len(costs) - parts + 2) if parts > 1 else [len(costs)]:
             cost = before[stop] - before[start]
             highest, squares, counts = best(stop, parts - 1) if parts > 1 else (0.0, 0.0, ())

@@ -2,8 +2,8 @@
 
 Each rank executes its own list of actions (:mod:`dlpar.split.schedules`).  In every schedule an action has
 three parts: wait for a neighbour's message, compute, and start sending the result to the other neighbour.  A
-receive is posted before the previous action computes, so that computing hides the message.  Ranks wait for
-sends only at the end of the step, so that no two ranks wait for each other.
+receive is posted before the previous action computes, so that the computation hides the message.  Ranks wait
+for sends only at the end of the step, so that no two ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PipelineSplit(Split):
             do[action.kind](action)
         with self.record.span("communicate"):
             self.stage.add_up_tied()
-        # Without a flush, the receiver needs the messages just sent in a later step.
+        # Without a flush, the receiver needs these messages only in a later step.
         if self.traits.has_flush or step == self.task.experiment.steps - 1:
             left += self._sending
         with self.record.span("send"):
@@ -92,7 +92,7 @@ class PipelineSplit(Split):
         self._report(loss, samples)
 
     def resume(self, step: int) -> None:
-        """Repeat the forward passes of the batches in flight, with the weights that they had."""
+        """Repeat the forward passes of the batches in flight, with the weights that these passes used."""
         for micro in self.stash.resume() if self.stash else ():
             action = Action("F", micro, 0)
             self._listen(action)
@@ -100,7 +100,7 @@ class PipelineSplit(Split):
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
         """Yield a step's actions, each with its successor."""
-        # With a flush all steps share one list of actions, and no action follows its last.
+        # With a flush all steps share one list of actions, and its last action has no successor.
         actions = self.steps[step % len(self.steps)]
         following = [each[0] for each in self.steps[step + 1 : step + 2]]
         return zip(actions, [*actions[1:], *following, None])
@@ -167,8 +167,8 @@ class PipelineSplit(Split):
     def send(self, action: Action, result: Tensor) -> None:
         """Start sending a pass's result: forward to the next part, or backward to the previous part."""
         number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
-        # A result already has this shape and type, except in a world that computes no values: it is a single
-        # number there.
+        # A result already has this shape and type, except in a world that computes no values. There it is a
+        # single number.
         shape = (len(self._samples(action)[1]), *self.chunks[action.chunk].gives[action.kind])
         message = result.detach().expand(shape).to(self.task.activation_dtype)
         # The last stage sends to the first, which holds the next chunk.
@@ -196,10 +196,10 @@ class PipelineSplit(Split):
         return self.stash.used(micro) if self.stash else nullcontext()
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_flight``, a chunk's largest number of micro-batches with activations held in the step.
+        """Return ``in_flight``, the maximum number of micro-batches whose activations a chunk held.
 
-        Without a flush, also ``staleness``, the updates between the forward and the backward pass of the batch, and
-        ``versions`` of the weights, the present one included.
+        Without a flush, also return ``staleness``, the updates between the forward and the backward pass of
+        the batch, and ``versions``, the number of weight versions, including the current one.
         """
         stale = {"staleness": self._staleness, "versions": self.stash.versions} if self.stash else {}
         return {"in_flight": self._most, **stale}
@@ -212,19 +212,19 @@ class PipelineSplit(Split):
 
 
 DIRECTION = {"F": +1, "B": -1}
-"""Forward passes send to the next stage, backward passes to the one before."""
+"""Forward passes send to the next stage, backward passes to the previous stage."""
 
 TIED = 0
-"""Tag of a weight that two stages share and of its gradients; no micro-batch has this tag."""
+"""Tag of a weight that two stages share, and of its gradients. No micro-batch has this tag."""
 
 
 class Stage:
-    """Stage of a pipeline, as one of its ranks holds it. Collective over the workers.
+    """Stage of a pipeline, seen from one of its ranks. Collective over the workers.
 
     Parameters
     ----------
     task : Task
-        Its model is cut: of P stages with C chunks each, stage s holds parts s, s + P, … of P × C.
+        Its model is cut into P × C parts for P stages with C chunks each. Stage s holds parts s, s + P, ….
     pause : callable
         The context in which a pass stops for messages between the ranks of a stage.
 
@@ -239,9 +239,9 @@ class Stage:
     mp_group : Comm
         All ranks of this replica.
     parts : list of ModelPart
-        The whole model, cut.
+        All parts of the whole model.
     chunks : list of Chunk
-        Chunks in the order of a micro-batch.
+        Chunks, in the order in which a micro-batch passes through them.
     layers : nn.Sequential
         Layers of all chunks.
     speaker : int
@@ -338,17 +338,17 @@ class Chunk:
     part : int
         Number of this part of the model.
     layers : nn.Sequential
-        This rank's piece of the layers, in the order of computing.
+        This rank's piece of the layers, in the order of computation.
     later : Later, optional
-        Delays the gradients of weights to their own pass.
+        Delays the gradients of weights until a separate pass.
 
     Attributes
     ----------
     is_first, is_last : bool
         Whether the chunk has the model's first or last layers.
     takes, gives : dict of str to tuple of int
-        Shapes, for a sample, of the message that each kind of pass needs and of the message that it gives.
-        Without a message, they are None and empty.
+        Shapes, per sample, of the message that each kind of pass takes and of the message that it gives.
+        Without a message, the shapes are None and empty.
     """
 
     def __init__(self, stage: Stage, part: int, layers: nn.Module, later: Any = None) -> None:
@@ -359,7 +359,7 @@ class Chunk:
         behind = None if self.is_last else stage.parts[part + 1].shape
         self.takes, self.gives = {"F": before, "B": behind, "W": None}, {"F": behind or (), "B": before or ()}
         self.recompute = stage.task.experiment.split.recompute
-        self.charges = stage.tp_group is not None  # cut layers charge for their own computing
+        self.charges = stage.tp_group is not None  # cut layers charge for their own computation
         # Input, targets and output of micro-batches between their forward and backward pass.
         self._held: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
@@ -422,11 +422,11 @@ WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
 class Later:
     """Backward passes in two parts for zero-bubble schedules. Gradients of weights are delayed.
 
-    A layer's backward pass has two products.  The stage before waits for the gradient of its input; no stage
-    waits for the gradient of its weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage called
-    autograd twice, it would repeat the work between layers.  So each layer has its own graph, which is walked
-    twice.  Normalisation and positions stay in the stage's graph, because their gradients are sums, not
-    products.
+    A layer's backward pass has two products.  The previous stage waits for the gradient of the input. No
+    stage waits for the gradient of the weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage
+    called autograd twice, it would repeat the work between layers.  So each layer has its own graph, which is
+    walked twice.  Normalisation and positions stay in the stage's graph, because their gradients are sums,
+    not products.
 
     Parameters
     ----------
@@ -467,7 +467,7 @@ class Later:
     def flops(self, micro: int) -> int:
         """Count the delayed FLOPs of a micro-batch, two per multiply-add.
 
-        An embedding's gradient takes none.
+        An embedding's gradient needs none.
         """
         return sum(
             2 * gradient.numel() * layer.weight[0].numel()
@@ -495,7 +495,7 @@ class WeightStash:
     Attributes
     ----------
     version : int
-        Version of the present weights: the number of updates made.
+        Version of the current weights: the number of updates made.
     """
 
     kept = ("version", "_version_of", "_kept")
@@ -534,7 +534,7 @@ class WeightStash:
 
     @contextmanager
     def used(self, micro: int) -> Iterator[None]:
-        """Return a context that computes with the weights of a micro-batch."""
+        """Return a context in which passes use the weights of a micro-batch."""
         present = self.replica.weights
         self.replica.look_at(self._kept[self._version_of[micro]])
         try:

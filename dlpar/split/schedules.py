@@ -43,8 +43,8 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 
     At most `stages` - `stage` micro-batches are in flight.
 
-    Source: Narayanan et al. (arXiv 2104.04473), figure 4; without a flush it is PipeDream (Harlap et al., arXiv
-    1806.03377).
+    Source: Narayanan et al. (arXiv 2104.04473), figure 4. Without a flush, this is PipeDream (Harlap et al.,
+    arXiv 1806.03377).
     """
     # Warm-up: one forward pass for each stage that follows.
     ahead = min(stages - 1 - stage, microbatches)
@@ -66,7 +66,7 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Run 1F1B, and defer s weight passes of stage s to its idle time.
+    """Run 1F1B, and let stage s defer s weight passes to its idle time.
 
     Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.3, H1.
     """
@@ -105,7 +105,7 @@ SCHEDULES: dict[str, Actions] = {
     "zb-h1": zero_bubble_h1,
     "pipedream": one_forward_one_backward,
 }
-"""The rule of each schedule, by its name; its traits are in :data:`dlpar.config.split.SCHEDULES`."""
+"""The rule of each schedule, by its name. Its traits are in :data:`dlpar.config.split.SCHEDULES`."""
 
 
 def register(name: str, actions: Actions, traits: config.Traits) -> None:

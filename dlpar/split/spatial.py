@@ -1,14 +1,13 @@
 """Spatial parallelism: every rank has all weights and a piece of each image. Neighbours exchange halos.
 
 Each rank computes its piece until the images are flattened.  Then the pieces are gathered, and every rank
-computes the rest for whole images.  (Dryden et al.,
-IPDPS 2019, arXiv 1903.06681; Gholami et al., "Integrated Model, Batch and Domain
-Parallelism", SPAA 2018, arXiv 1712.04432.)
+computes the rest for whole images.  (Dryden et al., IPDPS 2019, arXiv 1903.06681; Gholami et al., "Integrated
+Model, Batch and Domain Parallelism", SPAA 2018, arXiv 1712.04432.)
 
 A halo holds the inputs that a rank needs from surrounding pieces.  All eight neighbours exchange at once, so
-that computing the interior hides the whole halo.  Two phases, first rows and then columns with corners, would
-send the same elements in half as many messages.  But the second phase would wait for the first, so no
-computing would hide it.
+that the computation of the interior hides the whole exchange.  Two phases, first rows and then columns with
+corners, would send the same elements in half as many messages.  But the second phase would wait for the
+first, so no computation would hide it.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Tiled(nn.Module):
     Parameters
     ----------
     tiles : sequence of nn.Sequential
-        One whole network with the weights of each tile, row by row; layers after ``Flatten`` are alike.
+        One whole network for each tile, row by row. Layers after ``Flatten`` are the same in all networks.
     sizes : mapping of str to int
         Tiles along ``rows`` and ``columns``.
     """
@@ -141,7 +140,7 @@ def cut_images(
     pause : callable, optional
         Returns the context in which a pass stops for messages, from the name of the phase.
     alone : Mesh, optional
-        A mesh of this rank alone: pieces are tiles, whose convolutions and poolings see no other piece.
+        A mesh of only this rank. Pieces are then tiles, whose convolutions and poolings see no other piece.
 
     Raises
     ------
@@ -192,7 +191,7 @@ class Gather(nn.Module):
         return pair(x, forward=self._gathered, backward=self._own_piece)
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """Return features in the order of a single process."""
+        """Return features in the same order as a single process does."""
         self._shape = (*x.shape[:2], *map(len, self.whole))
         images = self.group.comm.empty(self._shape, x.dtype)
         parts = [images[index(place, self.whole)] for place in self.places]
@@ -219,7 +218,7 @@ class Windowed(nn.Module):
     height, width : int
         Size of the whole input.
     pause : callable, optional
-        Returns the context in which a pass stops for messages; called with ``halo``.
+        Returns the context in which a pass stops for messages. It is called with ``halo``.
 
     Attributes
     ----------
@@ -251,7 +250,7 @@ class Windowed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = narrowed(x)
-        self._input_is_wanted = x.requires_grad  # images themselves need none
+        self._input_is_wanted = x.requires_grad  # input images need no gradient
         return pair(x, self._outputs, self._of_input, *self.layer.parameters())
 
     def _outputs(self, x: Tensor) -> Tensor:
@@ -357,7 +356,7 @@ FITTING: dict[type[nn.Module], tuple[float, Callable[[Any], bool]]] = {
     nn.MaxPool2d: (-math.inf, lambda pool: not (pool.ceil_mode or pool.return_indices)),
     nn.AvgPool2d: (0.0, lambda pool: not pool.ceil_mode and (pool.count_include_pad or not pool.padding)),
 }
-"""Layers that pieces can compute: the value that each pads with, and whether its settings fit."""
+"""Layers that can be computed in pieces: each has its padding value and a check of its settings."""
 
 
 def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
@@ -374,7 +373,7 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
 
 
 HALO = 1
-"""Tag that sends halos by MPI: with NCCL both neighbours would wait to receive before they send."""
+"""Tag of halos, so that MPI sends them. With NCCL both neighbours would wait to receive before they send."""
 
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
@@ -443,7 +442,7 @@ class Halo:
     def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Arrive:
         """Start sending the halo's gradient to its owners, the reverse of :meth:`fetch`.
 
-        The returned call waits for the neighbours' gradients, and adds these to `of_own`.
+        The returned call waits for the neighbours' gradients, and adds them to `of_own`.
         """
         given = {rank: of_inputs[index(region, self.reads)] for rank, region in self._take.items()}
         taken = {rank: of_own[index(region, self.owned)] for rank, region in self._give.items()}
@@ -478,7 +477,7 @@ class Window(NamedTuple):
     Attributes
     ----------
     kernel, stride, padding, dilation : int
-        As in torch; the padding is on both sides.
+        As in torch. The padding is on both sides.
     """
 
     kernel: int
@@ -543,15 +542,15 @@ class Cut:
     reads : range
         The inputs of these outputs, padding included.
     take, give : dict of int to range
-        The halo to take from, or give to, the piece before (-1) or after (1): inputs that the other side's
-        outputs need.  Key 0: the needed inputs of this piece.
+        Inputs to take from, or give to, the previous piece (-1) or the next piece (1), because the receiver's
+        outputs need these inputs. Key 0: the inputs of this piece that its own outputs need.
     inner : range
         Outputs that need no other piece's inputs.
 
     Raises
     ------
     ValueError
-        If a piece would be empty, or its halo wider than the piece beside it.
+        If a piece would be empty, or if its halo would be wider than the neighbouring piece.
     """
 
     def __init__(self, window: Window, size: int, pieces: int, place: int) -> None:

@@ -37,7 +37,7 @@ class Task:
     place : Place
         This rank's place among them.
     model : nn.Sequential
-        The whole model; every rank has built the same.
+        The whole model. Every rank has built the same model.
     dataset : Dataset
         All samples.
     sampler : Sampler
@@ -51,7 +51,7 @@ class Task:
     memory : Memory
         Counts what this rank holds.
     activation_dtype : torch.dtype
-        The type in which activations and their gradients travel between the ranks of a replica.
+        The type in which the ranks of a replica send each other activations and their gradients.
     """
 
     experiment: Experiment
@@ -75,7 +75,7 @@ class Task:
         return self.dataset.batch(self.sampler.indices(step, self.place.replica))
 
     def microbatches(self, step: int, number: int) -> list[tuple[Tensor, Tensor]]:
-        """Cut the replica's samples of a step into micro-batches. The first may be larger by one."""
+        """Cut the replica's samples of a step into micro-batches. The first ones may be larger by one."""
         x, y = self.batch(step)
         return [(x, y)] if number == 1 else list(zip(x.tensor_split(number), y.tensor_split(number)))
 
@@ -104,7 +104,7 @@ class Task:
 
 
 class Split:
-    """Replica computed by a single rank. Other splits override some calls.
+    """Replica computed by a single rank. Other splits override some of the methods.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Split:
     replica : Replica
         The weights this rank holds, and their gradient.
     speaks : bool
-        Whether this rank reports the replica's loss; one rank of each replica does.
+        Whether this rank reports the replica's loss. One rank of each replica does.
     flops : float
         Floating-point operations of a sample's forward and backward pass, if this rank charges for whole
         passes.

@@ -50,8 +50,8 @@ class StackingSplit(Split):
 
     Notes
     -----
-    Each block minimises its own loss; the last block's loss is the replica's.  Block k receives, for its
-    share of a batch, the k outputs before it: ``samples · k · outputs`` numbers.
+    Each block minimises its own loss. The loss of the last block is the replica's. For its share of a batch,
+    block k receives the outputs of the k earlier blocks: ``samples · k · outputs`` numbers.
     """
 
     def __init__(self, task: Task) -> None:
@@ -92,9 +92,9 @@ class StackingSplit(Split):
 
 
 def _seen_by(number: int, dataset: Dataset) -> Dataset:
-    """Return the data as a block sees them, and one empty sample.
+    """Return the data set with the features that a block sees, and with one empty training sample.
 
-    The data include earlier blocks' outputs.
+    The features include the outputs of earlier blocks.
     """
     features = dataset.shape[0] + number * dataset.classes
     return replace(dataset, train_x=dataset.train_x.new_zeros(1, features))

@@ -1,4 +1,4 @@
-"""Computation as a graph of tasks with data dependencies, cut over ranks by list scheduling.
+"""Computation as a graph of tasks with data dependencies, assigned to ranks by list scheduling.
 
 Sources: Graham, "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969) for the schedule and its
 bound; Zaharia et al., "Resilient distributed datasets" (NSDI 2012, section 5), for stages between wide dependencies.
@@ -23,7 +23,7 @@ from dlpar.split.mesh import shares
 
 
 class From(NamedTuple):
-    """Input of a task: another task's result, or part `part` of `parts`. First parts may be longer."""
+    """Input of a task: another task's result, or part `part` of `parts`. The first parts may be longer."""
 
     task: str
     part: int = 0
@@ -57,7 +57,7 @@ class Task(NamedTuple):
 
 
 Graph = Sequence[Task]
-"""Tasks, each after the tasks whose results it takes."""
+"""Tasks in order: each comes after the tasks whose results it takes."""
 
 
 def check(graph: Graph) -> None:
@@ -154,7 +154,7 @@ def run(
 ) -> Mapping[str, Tensor]:
     """Run a graph on all ranks, and return the results of this rank's tasks by name. Collective.
 
-    A result goes straight from its worker to the workers that need it.  Without a driver a task starts as
+    A result goes directly from its worker to the workers that need it.  Without a driver a task starts as
     soon as its inputs arrive, as in the dataflow of Minerva and TensorFlow.
 
     Parameters

@@ -32,7 +32,7 @@ class TensorSplit(LayerwiseSplit):
         self.group = task.place.mp_group
         self.speaks = self.group.rank == 0
         super().__init__(task)
-        # Layers charge for computing as they compute, so a finished gradient can be announced at once.
+        # Layers charge for each computation when it happens, so a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
         self._overlapping = [each for each in self.replica.model.children() if isinstance(each, Overlapping)]
         for layer in self._overlapping:
@@ -67,28 +67,29 @@ class TensorSplit(LayerwiseSplit):
 
 
 def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
-    """Return this rank's piece of a model or of some layers. Inputs and outputs are the whole layer's.
+    """Return this rank's piece of a model or of some layers. Inputs and outputs are those of whole layers.
 
     Parameters
     ----------
     model : nn.Module
-        Its children are the layers, in the order in which they compute; not changed.
+        Its children are the layers, in the order in which they compute. It is not changed.
     group : TensorGroup
-        The t ranks to cut over; all must call with the same model, and compute together.
+        The t ranks over which to cut. All must call with the same model, and compute together.
     redundancy : float, default 0
-        Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
+        Share of each rank's neurons that all ranks compute. Only linear layers can have a share above 0
+        (:class:`Overlapping`).
 
     Returns
     -------
     nn.Sequential
-        Layers of the same names, and finally ``whole`` if the last layer left its output in pieces. Its
+        Layers with the same names, followed by ``whole`` if the last layer left its output in pieces. Its
         parameters are in the order of the model's. Each has ``cut_along``: the dimension along which it is
         cut, or None for a copy on each rank.
 
     Notes
     -----
     t must divide the width and the heads of a block, the channels of a convolution, and the
-    outputs of a linear layer with another after it. The numbers of characters and classes are free.
+    outputs of a linear layer with another after it. The numbers of characters and classes can have any value.
     """
     layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
@@ -150,7 +151,7 @@ def level(part: nn.Module, comm: Comm) -> None:
 
 
 def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
-    """Return this rank's piece along a dimension, or all for None. First pieces may be longer by one."""
+    """Return this rank's piece along a dimension, or all if it is None. First pieces may be longer by one."""
     piece = parameter.detach()
     if dim is not None:
         piece = piece.tensor_split(group.size, dim)[group.rank]
@@ -286,16 +287,16 @@ class Gathered(nn.Module):
 
 
 class Overlapping(nn.Module):
-    """Linear layer cut by its outputs. Every rank computes some outputs redundantly and gets all.
+    """Linear layer cut by its outputs. Every rank also computes some outputs of all other ranks.
 
     Parameters
     ----------
     own : nn.Linear
-        This rank's neurons, the same number on each.
+        This rank's neurons. Every rank has the same number of neurons.
     group : TensorGroup
         The ranks.
     redundancy : float
-        Share of each rank's neurons, from 0 to 1, that all ranks compute; rounded to whole neurons.
+        Share of each rank's neurons, from 0 to 1, that all ranks compute. It is rounded to whole neurons.
 
     Attributes
     ----------
@@ -315,7 +316,7 @@ class Overlapping(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Get others' weights of neurons that this rank also computes. Collective, before each step."""
+        """Fetch the current weights of other ranks' neurons that this rank also computes. Collective."""
         if not self.common:
             return
         own = torch.cat([self.own.weight[: self.common], self.own.bias[: self.common, None]], 1)

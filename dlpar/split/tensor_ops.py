@@ -34,7 +34,7 @@ from dlpar.split.split import narrowed
 T = TypeVar("T")
 
 Operator = Callable[[Tensor], Any]
-"""Function from a tensor, or its gradient, to another; an unneeded gradient is None."""
+"""Function that maps a tensor, or its gradient, to another. A gradient that is not needed is None."""
 
 Pause = Callable[..., AbstractContextManager]
 """Function that returns the context in which a pass stops for messages, such as ``Split.pause``."""
@@ -50,7 +50,7 @@ class TensorGroup:
     comm : Comm
         These ranks.
     pause : callable, optional
-        The context in which a pass stops for messages; default: none.
+        The context in which a pass stops for messages. By default, there is none.
     weights_wait : bool, default False
         Whether the backward pass leaves gradients of weights to a separate pass, which is charged for them
         (:class:`dlpar.split.pipeline.Later`).
@@ -131,7 +131,7 @@ class _Pair(Function):
 def pair(x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> Tensor:
     """Compute ``forward(x)``. `backward` turns the output's gradient into the gradient of `x`.
 
-    `backward` is also called if only `weights` need a gradient; it adds to theirs.
+    `backward` is also called if only `weights` need a gradient. It adds to the gradients of these weights.
     """
     return _Pair.apply(x, forward, backward, *weights)
 
@@ -201,7 +201,7 @@ def columns(x: Tensor, group: TensorGroup, layers: Sequence[nn.Linear]) -> tuple
 
     The computation of weight gradients hides the input gradient's message.
 
-    Source: Narayanan et al. (SC 2021) train so; Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``.
+    Sources: Narayanan et al. (SC 2021); Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``.
     """
     parameters = [layer.weight for layer in layers], [layer.bias for layer in layers]
     return _Columns.apply(x, group, len(layers), *parameters[0], *parameters[1])
@@ -219,9 +219,9 @@ def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:
 class SyncBatchNorm(nn.Module):
     """BatchNorm layer with its statistics summed over the ranks of `comm`.
 
-    A replica that normalises with its own samples trains a different network than one process
-    would, even if gradients are averaged.  Summing the moments over all ranks, forward and backward,
-    makes both networks the same (Zhang et al., "Context Encoding", CVPR 2018, section 3.1).
+    A replica that normalises with its own samples trains a different network from that of one process, even
+    if gradients are averaged.  Summing the moments over all ranks, forward and backward, makes both networks
+    the same (Zhang et al., "Context Encoding", CVPR 2018, section 3.1).
 
     Ranks may have different numbers of samples.  Parameters, buffers and the layer's behaviour in
     evaluation are those of the wrapped layer.

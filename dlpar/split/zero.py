@@ -26,8 +26,8 @@ from dlpar.split.split import LayerwiseSplit, Task, backward, moved
 class Buffer:
     """Flat vector with views. Its memory can be freed and allocated again.
 
-    Autograd keeps the weights of a layer's forward pass until its backward pass.  So dropping them frees
-    nothing, and their storage has to shrink.  Views of the storage stay valid.
+    Autograd keeps the weights of a layer's forward pass until its backward pass.  So dropping these weights
+    frees nothing. Their storage must shrink instead.  Views of the storage stay valid.
     """
 
     def __init__(self, like: Sequence[Tensor], comm: Comm, memory: Memory) -> None:
@@ -56,9 +56,9 @@ class Sharded:
     Parameters
     ----------
     parameters : sequence of nn.Parameter
-        Whole now; later only between :meth:`gather` and :meth:`release`.
+        They are whole now, and later only between :meth:`gather` and :meth:`release`.
     task : Task
-        The communicator whose ranks share them.
+        The ranks of its data-parallel group share the parameters.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Sharded:
     def release(self) -> None:
         """Free the memory of the other ranks' chunks."""
         for parameter in self.parameters:
-            # Reading it now raises an error instead of reading freed memory.
+            # Reading a parameter now raises an error instead of reading freed memory.
             parameter.data = parameter.new_empty(0)
         self.weights.let_go()
 
@@ -127,7 +127,7 @@ class ZeroSplit(LayerwiseSplit):
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
         super().__init__(task)
-        self.replica.collects = False  # a layer's gradient is added to its chunk as soon as it is there
+        self.replica.collects = False  # a layer's gradient is added to its chunk once computed
         # In the order of the replica.
         self.lengths = [len(sharded.weights.flat) for sharded in reversed(self.sharded)]
 

@@ -1,4 +1,4 @@
-"""Schemes that keep replicas in agreement, one class each, with the calls of :class:`Scheme`."""
+"""Schemes that keep replicas in agreement. Each is a class with the methods of :class:`Scheme`."""
 
 from __future__ import annotations
 

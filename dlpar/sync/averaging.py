@@ -1,6 +1,6 @@
 """Averaging of models instead of gradients. Workers take local steps and exchange every `period` steps.
 
-The inner scheme gets a worker's change since the last meeting, divided by the number of workers, as a
+The inner scheme treats a worker's change since the last exchange, divided by the number of workers, as a
 gradient.  Its optimizer applies the sum with learning rate 1.  So any scheme can average models:
 
     local            start + mean of the workers' changes: McMahan et al. (AISTATS 2017); Stich (ICLR 2019)
@@ -23,9 +23,9 @@ from dlpar.sync.sketch import Sketch
 
 
 def outer(experiment: Experiment) -> Experiment:
-    """Return the inner scheme's experiment, also for servers.
+    """Return the experiment of the inner scheme. Servers use it too.
 
-    It has one step per block, on differences of models.
+    It has one step per block, and each step works on differences of models.
 
     An experiment without averaging is returned unchanged.
     """
@@ -45,8 +45,8 @@ def outer(experiment: Experiment) -> Experiment:
 class Averaging(Scheme):
     """Scheme of local steps with the experiment's optimizer, followed by an exchange through another scheme.
 
-    With `elastic`, a worker continues from its own weights, drawn towards the centre. With the others it
-    continues from the exchange's result.  At the end every worker holds the centre, or the average.
+    With `elastic`, a worker continues from its own weights, pulled towards the centre. With the other kinds,
+    it continues from the result of the exchange.  At the end every worker holds the centre, or the average.
     """
 
     kept = ("inner", "optimizer", "agreed", "own")
@@ -107,7 +107,7 @@ class Averaging(Scheme):
     def _take(self) -> None:
         """Continue from the agreed weights.
 
-        With `elastic`, continue from this worker's own weights, drawn to the old centre.
+        With `elastic`, continue from this worker's own weights, pulled towards the old centre.
         """
         weights = self.replica.weights
         if self.elastic:
@@ -121,6 +121,6 @@ class Averaging(Scheme):
         return self.inner.done(own // self.period) * self.period
 
     def facts(self) -> dict[str, Any]:
-        # Not charged, because it serves the record only.
+        # No clock is charged for this, because only the record needs it.
         sketch = self.comm.compute(lambda: self.sketch.of(self.replica.weights))
         return {**self.inner.facts(), "sketch": sketch}

@@ -25,7 +25,7 @@ class Consistency:
     gather : int
         Number of pushes in one update.
     bound : int or None
-        Number of clocks a client may lead the slowest at the start of a clock; None: no bound.
+        Maximum lead, in clocks, of a client over the slowest when the client starts a clock. None: no bound.
     """
 
     gather: int = 1
@@ -44,12 +44,12 @@ class Clocks:
     Parameters
     ----------
     clients : sequence of int
-        Ranks; all begin at 0.
+        Ranks of the clients. Each client begins at clock 0.
     """
 
     def __init__(self, clients: Sequence[int]) -> None:
         self._of = dict.fromkeys(clients, 0)
-        self._at = Counter(self._of.values())  # clients by clock
+        self._at = Counter(self._of.values())  # number of clients at each clock
         self.slowest = 0
 
     kept = ("of",)

@@ -30,7 +30,8 @@ from dlpar.sync.scheme import Scheme, Tickets
 from dlpar.sync.sketch import Sketch
 
 WEIGHTS = 1
-"""Tag of weights.  Tagged messages go by MPI, because under NCCL the two directions would wait for each other."""
+"""Tag of weights. Tagged messages use MPI, because under NCCL the two directions would wait for each other.
+"""
 
 
 def gossip(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
@@ -81,7 +82,7 @@ class Gossip(Scheme):
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
 
     def facts(self) -> dict[str, Any]:
-        # Measured like the loss at the weights of the gradient, before this step changed them.
+        # The sketch is of the weights before this step changed them, as is the loss.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
 
 
@@ -151,7 +152,7 @@ class Neighbours(InStep):
 
 
 class RandomPeers(InStep):
-    """Average with random peers in every step. Each worker sends to k peers and receives from k."""
+    """Average with random peers in every step. Each worker sends to k peers and receives from k peers."""
 
     most_peers = 0
 
@@ -186,7 +187,7 @@ class RandomPeers(InStep):
 
 
 class OnePeer(RandomPeers):
-    """One-peer exponential graph: send to distance 1, then 2, 4, …. Exact after log2 N steps if N is 2^k."""
+    """One-peer exponential graph: send to distance 1, then 2, 4, …. If N is 2^k, k steps average exactly."""
 
     most_peers = 1
 
@@ -213,8 +214,8 @@ def in_turn(peers: Iterable[int], comm: Comm) -> list[int]:
 def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], list[int]]:
     """Draw a round's exchange: a ring of workers in random order, and `peers` random distances.
 
-    Each worker sends to these distances. So every worker sends and receives `peers` times, never twice to the
-    same worker and never to itself. Hence the mixing matrix is doubly stochastic.
+    Each worker sends to the workers at these distances. So every worker sends and receives `peers` times,
+    never twice with the same worker and never with itself. Hence the mixing matrix is doubly stochastic.
     """
     draw = generator(seed, "peers", round)
     order, shifts = draw.permutation(workers), 1 + draw.permutation(workers - 1)[:peers]
@@ -222,14 +223,14 @@ def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], 
 
 
 AVERAGE, ANSWER, LEAVE = 1, 2, 3
-"""Tags of a worker's weights, of the other's weights in return, and of a worker's end."""
+"""Tags of a worker's weights, of the partner's weights in reply, and of a worker's last message."""
 
 
 class Pairwise(Gossip):
     """Active or passive worker of pairwise averaging (:func:`~dlpar.graphs.partners`).
 
-    ``weights`` are the worker's own, which averages change at any time. ``replica.weights`` are its copy for
-    the present step.  ``lead`` is relative to the slowest partner that is known.  ``staleness`` counts
+    ``weights`` are the worker's own weights. An average may change them at any time. ``replica.weights`` is
+    their copy for the current step. ``lead`` is relative to the slowest known partner.  ``staleness`` counts
     averages.
     """
 
@@ -273,7 +274,7 @@ class Pairwise(Gossip):
     def steps(self) -> Iterator[int]:
         self.under_way = self.comm.start(self._average if self.active else self._answer, self.weights)
         yield from self.tickets.steps(self.replica.agree)
-        # For the last average.  A passive worker stays until its active partners have left.
+        # Wait for the last average. A passive worker stays until its active partners have left.
         self.under_way.wait()
         if self.active:
             self.comm.start(self._leave, self.weights).wait()
@@ -341,7 +342,7 @@ class Pairwise(Gossip):
         comm.compute(lambda: self.mine.body.copy_(weights), cost=len(weights))
 
     def _meet(self, comm: Comm, weights: Tensor, partner: int) -> None:
-        """Move the weights by half the difference from the sent to the received weights.
+        """Add half of the difference between the received and the sent weights.
 
         One worker gains as much as the other loses, so the mean of all replicas does not change. This holds
         even if weights have changed since they were sent: the average is atomic.
@@ -353,7 +354,7 @@ class Pairwise(Gossip):
 
 
 class PushSum(Gossip):
-    """Average along directed edges. ``replica.weights`` holds z."""
+    """Average along directed edges (push-sum). ``replica.weights`` holds the ratio z = x / w."""
 
     kept = ("optimizer", "mass", "pushed")
 
@@ -383,7 +384,7 @@ class PushSum(Gossip):
         return {**super().facts(), "mass": self.pushed}
 
     def _divide(self) -> None:
-        """Cut x and w into equal shares: one for each receiver and one to keep."""
+        """Divide x and w into equal shares: one for each receiver and one to keep."""
         self.pushed = self.mass
         x = self.share[:-1].copy_(self.replica.weights)
         x.add_(self.before, alpha=self.mass - 1)  # the step from z to z' takes x = w z to w z + (z' - z)

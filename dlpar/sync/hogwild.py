@@ -21,36 +21,37 @@ from dlpar.sync.optim import Optimizer
 from dlpar.sync.scheme import Scheme, Tickets
 
 WATCHED = 256
-"""Maximal number of randomly drawn weights that measure conflicts and lost additions."""
+"""Maximum number of randomly drawn weights used to measure conflicts and lost additions."""
 
 TOGETHER = 64
 """Number of steps whose watched gradients are summed up together: most steps then need one call instead of four."""
 
 LINE = 8
-"""Numbers of 8 bytes in a cache line, so that counters of two workers do not share a line."""
+"""Number of 8-byte integers per cache line. Each worker's counter has its own line."""
 
 
 class Hogwild(Scheme):
     """Worker that shares a model with other workers.
 
     A step records ``staleness``, the updates of others between this worker's read (before its forward pass)
-    and its write.  It records ``written``, the number of weights it wrote.  ``conflicts`` of these weights
-    were also written by another worker in between.  Each worker's last step also records ``lost``: the share
-    of all additions that the final weights lack.  ``lost`` and the conflicts of sparse updates are estimates
-    from `WATCHED` weights, exact below that many; rounding alone makes ``lost`` about 1e-7 in float32.  A
-    dense update writes all weights.  So it conflicts in all weights, or in none if no other worker updated.
+    and its write.  It records ``written``, the number of weights it wrote.  ``conflicts`` is how many of
+    these another worker also wrote in between.  Each worker's last step also records ``lost``: the share of
+    all additions that the final weights lack.  ``lost`` and the conflicts of sparse updates are estimates
+    from `WATCHED` weights. They are exact for smaller models. Rounding alone makes ``lost`` about 1e-7 in
+    float32.  A dense update writes all weights.  So it conflicts in all weights, or in none if no other
+    worker updated.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.sparse = experiment.sync.sparse
-        # Worker 0 decides, because workers of a resumed run have weights of different moments.
+        # Worker 0 decides, because workers of a resumed run have weights from different moments.
         weights = comm.shared(len(replica.weights), replica.weights.dtype)
         replica.move_to(weights, copy=comm.rank == 0)
         comm.barrier()
         self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr)
         self.tickets = Tickets(experiment, comm)
-        self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker makes its own
+        self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker counts its own
         self.meter = ConflictMeter(experiment, comm, replica)
         self.seen: dict[str, Any] = {}
         comm.barrier()  # all workers have written the same initial weights; from now on these may change
@@ -87,7 +88,7 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
         self.meter.added()
         conflicts = self.meter.wrote() if self.sparse else 0
-        made = self.updates.tolist()  # after the search for conflicts, so that most conflicts are counted
+        made = self.updates.tolist()  # read after the conflicts: few are missed
         stale = sum(made) - made[self.comm.rank] - self.read_at
         if stale and not self.sparse:
             conflicts = written  # every update wrote every weight
@@ -114,11 +115,11 @@ class Hogwild(Scheme):
 
 
 class ConflictMeter:
-    """Meter that observes some of the weights. It is cheap enough for every step.
+    """Meter of conflicts and lost additions in a sample of the weights. It is cheap enough for every step.
 
-    Each worker sums up its additions in private, and finally compares the sums with the change of the
-    weights.  A sparse update leaves its own stamp on each watched weight that it writes.  A stamp that
-    changed between read and write is a conflict.
+    Each worker sums up its additions privately, and finally compares the sums with the change of the weights.
+    A sparse update leaves its own stamp on each watched weight that it writes.  A stamp that changed between
+    read and write is a conflict.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -141,7 +142,7 @@ class ConflictMeter:
         np.copyto(self.before, self.stamps)
 
     def wrote(self) -> int:
-        """Return, after an update, how many of its weights others had written since :meth:`read`."""
+        """Return how many of an update's weights other workers had written since :meth:`read`."""
         mine = self.gradient.take(self.places) != 0
         changed = (self.stamps != self.before) & mine
         self.stamp += self.comm.size

@@ -9,7 +9,7 @@ from dlpar.graphs import neighbours, receivers
 
 
 class CannotGoOn(RuntimeError):
-    """Death that destroyed state which no other rank has."""
+    """Error after a death that destroyed state which no other rank holds."""
 
 
 class Crew(NamedTuple):
@@ -22,7 +22,7 @@ class Crew(NamedTuple):
     experiment : Experiment
         Experiment that the ranks on these seats run.
     generation : int
-        Number of times that the crew was reformed.
+        Number of times that the crew was re-formed.
     """
 
     seats: tuple[int, ...]

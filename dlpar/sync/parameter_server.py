@@ -30,9 +30,9 @@ from dlpar.sync.scheme import Scheme
 class ParameterServer(Scheme):
     """Worker with a copy of the servers' weights. The consistency limits the copy's age.
 
-    With overlap each bucket is served separately.  The communicator beside the computation pushes a bucket
-    once the backward pass has finished it.  The answer may arrive before the backward pass has ended.  The
-    replica takes all answers together after its backward pass.
+    With overlap each bucket is served separately.  The communicator runs in parallel with the computation. It
+    pushes a bucket once the backward pass has finished the bucket.  The answer may arrive before the backward
+    pass has ended.  The replica takes all answers together after its backward pass.
     """
 
     kept = ("client",)
@@ -51,7 +51,7 @@ class ParameterServer(Scheme):
             self.chosen = {"factors": len(layers)}
         codes = {number: each.shape for number, each in self.by_factors.items()}
         lengths = [len(bucket) for bucket in replica.buckets]
-        comm.broadcast((lengths, replica.weights.dtype, codes))  # servers know no model, only keys
+        comm.broadcast((lengths, replica.weights.dtype, codes))  # servers know only keys, not the model
         roots = range(experiment.workers, experiment.workers + sync.servers)
         if comm.rank == 0:
             Client(comm, roots, replica.weights, experiment, lengths).initialise()
@@ -93,7 +93,7 @@ class ParameterServer(Scheme):
             for _ in range(self.fetch):
                 self.due, self.fetches = ((step + 1) % every == 0 for every in (self.every, self.fetch))
                 yield step
-                # A worker whose push was dropped continues with the present step of the others.
+                # A worker whose push was dropped continues with the current step of the others.
                 step = self.client.version if self.backup else step + 1
         self._run(lambda comm, weights: self.client.leave())
 
@@ -122,7 +122,7 @@ class ParameterServer(Scheme):
         return 0
 
     def facts(self) -> dict[str, Any]:
-        # Facts of the last push, repeated by steps between two pushes.
+        # Steps between two pushes repeat the facts of the last push.
         client = self.client
         dropped = {"dropped": int(client.staleness > 0)} if self.backup else {}
         return {"staleness": client.staleness, "lead": client.lead, "version": client.version, **dropped}
@@ -173,7 +173,8 @@ class Shard:
     server : int
         Rank that holds the range.
     place : int
-        Number of the range within the bucket, which is cut equally; the first ranges may be longer by one.
+        Number of the range within the bucket, which is cut into equal ranges. The first ranges may be longer
+        by one.
     weights : Tensor
         The client's own weights of this range.
     bucket : int
@@ -224,7 +225,7 @@ class Client:
     experiment : Experiment
         Its ``compression`` encodes gradients on the wire.
     lengths : sequence of int
-        Lengths of the buckets that make up the weights; each bucket is cut over all servers.
+        Lengths of the buckets that make up the weights. Each bucket is divided among all servers.
     first : int
         Number of the first of these buckets.
     """
@@ -241,7 +242,8 @@ class Client:
         self.comm, self.servers = comm, len(servers)
         self.kept = ("buckets",) if codec_of(experiment.compression) else ()
         check_servers(self.servers, lengths)
-        # Clients start with different servers; if all started with the same one, they would queue (22 to 44 % slower).
+        # Clients start with different servers. If all started with the same one, they would queue (22 to 44 %
+        # slower).
         turn = comm.rank % self.servers
         self.buckets: list[list[Shard]] = []
         for number, (start, end) in enumerate(pairwise(accumulate(lengths, initial=0)), first):

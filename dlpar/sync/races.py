@@ -2,7 +2,7 @@
 
 An update is ``update(weights, change, stamps, seen, stamp)``.  It adds `change` to the shared `weights` where
 `change` is not zero, and leaves its `stamp` there.  It returns its conflicts: the number of these places that
-others have stamped since it looked (`seen`).
+others have stamped since it read the stamps in `seen`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[f
     comm : Comm
         Ranks of one machine.
     update : callable
-        As the module describes.
+        As described in this module.
     densities : sequence of float
         Shares of the weights that an update writes, above 0 and at most 1, with one race for each.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Ring(Scheme):
-    """Scheme whose workers, on all ranks, wait for the slowest in each step."""
+    """Scheme in which every rank is a worker, and all wait for the slowest in each step."""
 
     kept: tuple[str, ...] = ("optimizer", "collective", "speed")
     _speed: Speed | None = None
@@ -61,7 +61,7 @@ class Ring(Scheme):
     def _allreduce(self) -> Collective:
         """Return the experiment's all-reduce.
 
-        Owners of slices sum codes, because partial sums are not codes.
+        With compression, the owner of a slice sums all its codes, because partial sums are not codes.
         """
         sync, codec = self.experiment.sync, codec_of(self.experiment.compression)
         if codec is not None:

@@ -72,8 +72,8 @@ def sandblaster(
     iterations : int
         Updates of the weights.
     portions : int
-        Pieces of the data that workers request one by one.  Many times more pieces than workers balance their
-        speeds.
+        Pieces of the data that workers request one by one.  Many more pieces than workers balance differences
+        in speed.
     lr, history : float, int
         Step length after the first step, and number of vector pairs kept.
     backup : bool, default True
@@ -95,7 +95,7 @@ def sandblaster(
 
 
 class _Shards:
-    """Commands of the coordinator. Each has five numbers for vectors of any length."""
+    """Commands of the coordinator. Each consists of five numbers, for vectors of any length."""
 
     def __init__(self, comm: Comm, shards: int, portions: int, backup: bool) -> None:
         self.comm, self.ranks, self.portions, self.backup = comm, range(1, shards + 1), portions, backup

@@ -35,7 +35,7 @@ class Scheme:
     """
 
     chosen: Mapping[str, Any] = MappingProxyType({})
-    """Choices made by the scheme itself at its start, for the record."""
+    """Choices that the scheme made at its start, for the record."""
 
     kept: tuple[str, ...] = ("optimizer",)
     """Attributes with the scheme's state, for snapshots."""
@@ -44,7 +44,7 @@ class Scheme:
     """Number of the first step."""
 
     begun = False
-    """Whether the weights already hold an update of the present step while its messages are under way."""
+    """Whether the weights already hold the current step's update while its messages are still under way."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         # Imported here, so that a notebook can define a scheme without loading torch.

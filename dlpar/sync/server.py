@@ -74,11 +74,13 @@ class Server:
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
-        # The last answer: the next message arrives while it travels, and nothing changes it before it has left.
+        # Sends of the last answer. The next message may arrive meanwhile, but the answer is not changed
+        # before it is sent.
         self.under_way: list[Request] = []
         self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
-        # Pushes of a client at a time: its whole group's, if each worker's push goes up separately.
+        # Number of pushes that a client may have under way: its group's, if leaves forward each worker's push
+        # separately.
         sync = experiment.sync
         self.at_once = experiment.workers // len(self.clients) if sync.group_consistency == "asp" else 1
         pushing = len(self.clients) * self.at_once
@@ -278,7 +280,7 @@ class Chained(Server):
 class WithBackup(Server):
     """Server that accepts only the first pushes of a step.
 
-    Its rule sets how many it takes. The server drops later pushes.
+    Its rule sets how many pushes it accepts. The server drops later pushes.
 
     A client whose push is dropped gets the newest weights at once.  The others wait for the update of their
     step.
@@ -313,7 +315,7 @@ class Leaf(Server):
     def __init__(self, above: Client, *given: Any) -> None:
         super().__init__(*given)
         self.above, self.is_free = above, self.experiment.sync.group_consistency == "asp"
-        self.given = dict.fromkeys(self.clients, 0)  # version above of the weights that each client has
+        self.given = dict.fromkeys(self.clients, 0)  # each client's version of the weights above
 
     def resume(self, done: int) -> None:
         own = self.weights.clone()
@@ -353,7 +355,8 @@ class Leaf(Server):
 
     def _leave(self, client: int) -> None:
         super()._leave(client)
-        # Waiting here for the final weights would delay other buckets, and leaves that wait for their pushes.
+        # A wait for the final weights here would delay other buckets, and the leaves that wait for their
+        # pushes.
         if not self.clock:
             self.above.ask(0, Kind.LEAVE)
 
@@ -363,10 +366,10 @@ class Leaf(Server):
 
 
 class OwnLeaf(Leaf):
-    """Leaf with its group's model. Every few updates, groups average their models at the servers above.
+    """Leaf with a separate model of its group. Every few updates, the servers above average these models.
 
-    Its change since the last average, divided by the number of groups, is pushed as a gradient with learning
-    rate 1. In between each group trains separately, like SINGA's server groups (Ooi et al. 2015).
+    The leaf pushes the change since the last average, divided by the number of groups, as a gradient with
+    learning rate 1. In between, each group trains separately, like SINGA's server groups (Ooi et al. 2015).
     """
 
     kept = (*Leaf.kept, "agreed")
@@ -397,7 +400,7 @@ class OwnLeaf(Leaf):
 def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) -> None:
     """Run this rank as a server or a leaf."""
     steps, experiment = experiment.steps, outer(experiment)
-    block = steps // experiment.steps  # steps of the workers for one of this server's
+    block = steps // experiment.steps  # steps of a worker per step of this server
     sync, workers = experiment.sync, experiment.workers
     # Servers above leaves with their own models add up differences of models.
     centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
@@ -451,7 +454,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
             server.resume(keeper.done // block)
         watched, decides = comm.world.watches, next(iter(servers.values()))
         while any(server.clock for server in servers.values()):
-            # As many workers as there are backups may be dead until the last update, and nobody misses them.
+            # Until the last update, as many workers as there are backups may be dead without effect.
             comm.world.watches = watched * (1 + experiment.backup * decides.goes_on())
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)

@@ -3,7 +3,7 @@
 Count sketch (Charikar, Chen and Farach-Colton 2002): each weight gets a random sign, fixed by the seed, and
 is added to one of 32 buckets.  The sketch is linear.  Its squared length is an unbiased estimate of the
 squared length of the vector.  The relative standard deviation is sqrt(2 / 32) = 25 % (12.5 % of the length)
-where the vector is spread over the buckets.
+if the vector is spread evenly over the buckets.
 """
 
 from __future__ import annotations

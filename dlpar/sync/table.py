@@ -2,8 +2,7 @@
 
 Sources: Ho et al., "Petuum SSP" (NIPS 2013), for reads up to `staleness` clocks old that include a worker's
 own writes; Li et al. (OSDI 2014, sections 3.3 and 3.5) for key caching and value filters; Microsoft's
-Multiverso for ``Get``
-and ``Add`` by rows.  Row r lives on server r mod S.
+Multiverso for ``Get`` and ``Add`` by rows.  Row r lives on server r mod S.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Table:
     shape : (int, int)
         Rows and columns; all values begin at 0.
     staleness : int, default 0
-        Maximal age of a row in clocks when it is read; 0: it includes every earlier clock of all others.
+        Maximum age of a row, in clocks, when it is read. 0: it includes every earlier clock of all others.
     threshold : float, default 0
         A row is held back for a later clock unless some value has changed by at least this much (a value
         filter).

@@ -198,7 +198,7 @@ def platform_file(name: str) -> str:
 
 
 def rate(run: Run) -> float:
-    """Return the samples a second of all workers. If there are several steps, the first is left out."""
+    """Return the samples per second of all workers. If there are several steps, the first is left out."""
     steps, seconds = run.experiment.steps, run.curve["seconds"]
     samples = run.experiment.global_batch
     if steps < 2:

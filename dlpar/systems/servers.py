@@ -107,7 +107,7 @@ def _backup() -> dict[str, Experiment]:
 
 
 def per_machine(runs: Runs, backup: int) -> float:
-    """Return each machine's steps a second with some backup workers, relative to none."""
+    """Return each machine's steps per second with some backup workers, relative to none."""
 
     pace = {b: rate(runs[f"b = {b}"]) / (50 + b) for b in (0, backup)}
     return pace[backup] / pace[0]
@@ -130,7 +130,7 @@ def _minerva() -> dict[str, Experiment | Program]:
 def _on_paper(
     platform: str, layers: Sequence[Layer], devices: int, model: int, batch: int, slower: float = 1.0
 ) -> float:
-    """Return the samples a second of a model with layers that `model` devices share."""
+    """Return the samples per second of a model with layers that `model` devices share."""
     given = layers, model, batch, slower
     return batch / max(
         program("on_paper:seconds", *given, ranks=devices, platform=platform, messages="sizes")()
@@ -138,7 +138,7 @@ def _on_paper(
 
 
 def _speech(machines: int) -> float:
-    """Return the samples a second of DistBelief's fully connected speech model. Machines share all layers."""
+    """Return the samples per second of DistBelief's fully connected speech model, split over machines."""
     widths = (440, 2560, 2560, 2560, 2560, 8192)
     layers = [
         Layer(name=f"layer {number}", parameters=m * n, flops=6 * m * n, outputs=n)

@@ -30,7 +30,7 @@ SMALL, LARGE = 64, 256
 """Two numbers of a rank's samples in a step, which separate the time of a step from that of a sample."""
 
 RANKS = 64
-"""Maximal number of ranks that are started as real processes."""
+"""Maximum number of ranks that are started as real processes."""
 
 LIMIT = 60.0
 """Seconds that a run may take."""

@@ -151,7 +151,7 @@ class Costs:
     is_crowded : bool
         Whether there are several nodes, and some have several ranks.
     crowd : int
-        Maximal number of ranks that share a port to other nodes.
+        Maximum number of ranks that share a port to other nodes.
     training, work : list of float
         Seconds of each worker: for forward and backward pass, and for all work before an exchange.
     differ : bool

@@ -1,4 +1,4 @@
 """Worlds of ranks, each with its clock: real (MPI and NCCL), paced, and simulated.
 
-Also platforms on paper.
+The package also holds platforms on paper.
 """

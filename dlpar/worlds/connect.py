@@ -21,7 +21,7 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
 
     Its clock starts when all ranks are ready.
 
-    A rank tries its GPU before it takes it.  If one fails, ``device="auto"`` is the CPU, and rank 0 says why.
+    A rank tests its GPU before use. If a test fails, ``device="auto"`` means the CPU, and rank 0 says why.
 
     Parameters
     ----------
@@ -80,13 +80,14 @@ def places(
     Returns
     -------
     (list of int or None, str)
-        For each rank the number of its GPU among those it sees; each rank takes the GPU that the fewest ranks
-        before it took.  The list is empty if tensors live on the CPU.  Then ``mpi``, ``nccl`` or ``gloo``.
+        For each rank, the number of its GPU among those it sees. Each rank takes the GPU that the fewest
+        earlier ranks took. The list is empty if tensors are on the CPU. The string is the carrier: ``mpi``,
+        ``nccl`` or ``gloo``.
 
     Raises
     ------
     ValueError
-        If the requested device or carrier is not available; the sentence gives the reason.
+        If the requested device or carrier is not available. The message gives the reason.
 
     Examples
     --------
@@ -144,7 +145,7 @@ def join(experiment: Experiment, on_host: bool = False) -> Comm:
     """
     if experiment.cluster.world == "paced":
         return of_experiment(experiment)
-    # A GPU's products of float32 are full by request only: cuDNN's default is TF32.
+    # A GPU multiplies float32 numbers in full precision only on request. cuDNN's default is TF32.
     tf32 = experiment.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     cluster, e, changes = experiment.cluster, experiment, {}

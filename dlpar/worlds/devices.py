@@ -9,11 +9,11 @@ from typing import NamedTuple
 MIB = 1 << 20
 
 CONTEXT = 100e6
-"""Minimal bytes of a process on a GPU without its tensors; not measured, and 300 MB and more are usual."""
+"""Minimum bytes of a process on a GPU without its tensors. It is not measured. Usual are 300 MB or more."""
 
 
 class Gpu(NamedTuple):
-    """GPU of this machine and its bytes of memory."""
+    """GPU of this machine, with its memory in bytes."""
 
     name: str
     total: int

@@ -32,7 +32,7 @@ class Pace:
     flops : float
         FLOP/s that the device sustains on the experiment's model.
     rank, seed : int
-        Key of times that vary.
+        They determine the times that vary.
     """
 
     def __init__(self, platform: Platform, flops: float, rank: int, seed: int) -> None:
@@ -62,7 +62,7 @@ class LogicalWorld(World):
     pace : Pace
         Seconds of a computation on this rank's device.
     eager : float
-        Bytes up to which a send returns at once; bytes as sent, not as charged.
+        Bytes up to which a send returns at once. These are bytes as sent, not as charged.
     """
 
     def __init__(self, carrier: str, pace: Pace, eager: float) -> None:

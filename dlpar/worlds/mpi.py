@@ -25,10 +25,10 @@ from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, T, Traffic,
 from dlpar.worlds.progress import ProgressThread
 
 PIECE = 1 << 30
-"""Bytes above which a message is described to MPI in pieces; MPI-3 counts are 32-bit."""
+"""Bytes above which a message is described to MPI in pieces, because MPI-3 counts are 32-bit."""
 
 BEHIND = 64
-"""Maximal number of copies under way; the next send waits for the oldest."""
+"""Maximum number of copies under way. The next send waits for the oldest copy."""
 
 _ADDED_BY_MPI = {
     torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T, torch.int32: MPI.INT32_T,
@@ -38,7 +38,8 @@ _ADDED_BY_MPI = {
 
 
 DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-"""Classes of errors by which MPI reports a death: directly, to a receive from any source, and second-hand."""
+"""Classes of errors with which MPI reports a death: directly, to a receive from any source, and second-hand.
+"""
 
 
 @contextmanager
@@ -102,7 +103,7 @@ class MPIComm(Comm):
     device : torch.device or str
         Device of this rank's tensors.
     zero : float, optional
-        ``time.monotonic()`` of second 0; by default all ranks agree on a moment.
+        ``time.monotonic()`` of second 0. By default, all ranks agree on a moment.
     """
 
     def __init__(
@@ -129,7 +130,8 @@ class MPIComm(Comm):
         if wire.nbytes > self.world.eager:
             patiently(self.mpi.Isend(whole(wire), dest, tag).Test)
             return
-        # A copy need not wait for its receiver; Open MPI alone frees the sender only up to some 500 bytes.
+        # A copy need not wait for its receiver. Without a copy, Open MPI frees the sender only up to about
+        # 500 bytes.
         copies = self._copies  # a request keeps its memory alive
         copies.append(self.mpi.Isend([bytes(memory_of(wire)), MPI.BYTE], dest, tag))
         while copies and copies[0].Test():
@@ -318,7 +320,7 @@ class _Under:
         return self._complete
 
     def _finish(self) -> None:
-        """Finish the request once. Afterwards MPI has forgotten it."""
+        """Finish the request only once, because MPI then forgets it."""
         self._complete = True
         if self._into is not None:
             status = self._status
@@ -327,7 +329,7 @@ class _Under:
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
-    """Return a tensor on the host with its number type for MPI's sums. Half precision becomes float32."""
+    """Return a host tensor and its number type for MPI's sums. Half precision becomes float32."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     if wide.dtype not in _ADDED_BY_MPI:
         raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
@@ -342,7 +344,7 @@ def whole(wire: torch.Tensor) -> list[Any]:
 
 @cache
 def _type_of(nbytes: int) -> MPI.Datatype:
-    """Make an MPI type of this many bytes, as some pieces and the rest."""
+    """Make an MPI type of this many bytes, as whole pieces and a rest."""
     count, rest = divmod(nbytes, PIECE)
     kinds = [MPI.BYTE.Create_contiguous(PIECE), MPI.BYTE]
     return MPI.Datatype.Create_struct([count, rest], [0, count * PIECE], kinds).Commit()
@@ -414,9 +416,9 @@ class SharedCounter:
 
 
 class LockedCounter:
-    """Counter for ranks on one host that may die: the kernel frees the lock of a dead rank.
+    """Counter for ranks on one host that may die. The kernel frees the lock of a dead rank.
 
-    MPI's own counter has a lock in shared memory, which a rank that dies may hold for ever.
+    MPI's own counter has a lock in shared memory, which a dead rank may hold forever.
     """
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
@@ -442,10 +444,10 @@ LOOKS = 200
 """Number of checks at full speed, each of which yields the core, before the first nap."""
 
 FIRST, LONGEST = 2e-5, 1e-3
-"""Seconds of the first and of the longest nap; each nap is 1.5 times as long as the previous one."""
+"""Seconds of the first and of the longest nap. Each nap is 1.5 times as long as the previous one."""
 
 BETWEEN_HOSTS = 5e-5
-"""Longest nap of ranks on several hosts, where a message crosses the network by turns at both ends."""
+"""Longest nap of ranks on several hosts. There, both ends take turns to move a message over the network."""
 
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
@@ -475,14 +477,14 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
-    """Return the host tensor to receive into. It is `into` itself if MPI can write to it."""
+    """Return the host tensor that receives a message. It is `into` itself if MPI can write to `into`."""
     if into.is_cpu and into.is_contiguous():
         return into
     return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
 
 
 def landed(wire: torch.Tensor, into: torch.Tensor, nbytes: int) -> int:
-    """Copy a message of this many bytes to its tensor, and return the bytes."""
+    """Copy a message of this many bytes to its tensor, and return their number."""
     if wire is not into:
         base.fill(into, wire, nbytes)
     return nbytes

@@ -164,7 +164,7 @@ def _is_here(host: str) -> bool:
 
 
 def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
-    """Return our environment with settings for a quick, quiet, private start.
+    """Return this process's environment with settings for a quick, quiet, private start.
 
     The user's settings take precedence.
 
@@ -184,7 +184,8 @@ def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_
     if one_host:
         own["TMPDIR"] = str(folder)
         settings |= {
-            # MPI_Init in 0.1 s instead of 1.1 s: no search for fabrics that one machine does not need.
+            # MPI_Init takes 0.1 s instead of 1.1 s, because it does not search for fabrics. One machine needs
+            # none.
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm",
             "OMPI_MCA_osc": "^ucx",
@@ -215,7 +216,7 @@ def keep_to_loopback(pid: int) -> None:
     """Restrict a process's listening sockets to this machine. Linux only.
 
     Open MPI's launcher listens on all interfaces, and has no setting to change this.  A socket bound to the
-    loopback device gets nothing from other machines, for any address.
+    loopback device receives nothing from other machines, for any address.
     """
     level, copy = socket.SOL_SOCKET, ctypes.CDLL(None).syscall
     with suppress(AttributeError, OSError), open(os.pidfd_open(pid), "rb", buffering=0) as process:

@@ -1,8 +1,8 @@
 """Messages through torch.distributed: NCCL between GPUs, and gloo for tests without GPUs.
 
-NCCL has no any-source receives and no tags.  So a message with a tag above 0, every object and every barrier
-travels by MPI. An untagged message between named peers travels here, if it is on this rank's device.
-A receive that could mean either is refused, because it would wait for one and miss the other.
+NCCL has no any-source receives and no tags.  So MPI carries each message with a tag above 0, each object and
+each barrier. This carrier takes an untagged message between named peers, if the message is on this rank's
+device. A receive that could match both carriers is refused, because it would wait for one and miss the other.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dlpar.comm.base import ANY, Arrival, Request, Traffic, World, check_peer
 from dlpar.worlds.mpi import MPIComm
 
 PATIENCE = timedelta(minutes=5)
-"""Time that a carrier waits for a peer; the job's guardian ends a job sooner."""
+"""Maximum time that a carrier waits for a peer. The job's guardian ends a job sooner."""
 
 
 UNREAD = 4096
-"""Maximal number of waits whose seconds were not requested."""
+"""Maximum number of waits kept until their seconds are requested."""
 
 
 class DeviceTraffic(Traffic):
-    """Counts of a rank whose GPU waits for messages. To the host, NCCL's own waits return at once."""
+    """Counts of a rank whose GPU waits for messages. On the host, NCCL's own waits return at once."""
 
     def __init__(self, now: Callable[[], float], device: torch.device) -> None:
         super().__init__(now)
@@ -65,9 +65,9 @@ class DistributedComm(MPIComm):
     carrier : str
         ``nccl`` or ``gloo``.
     zero : float, optional
-        ``time.monotonic()`` of second 0; by default all ranks agree on one.
+        ``time.monotonic()`` of second 0. By default, all ranks agree on a moment.
     group : ProcessGroup, optional
-        The ranks' group; by default a new group of all ranks.
+        The ranks' group. By default, it is a new group of all ranks.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous tensor as bytes, at least one.
 
-    Carriers differ in dtypes, and drop empty messages.
+    Carriers support different dtypes, and drop empty messages.
     """
     if tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
@@ -281,6 +281,6 @@ def _introduce(comm: MPIComm, carrier: str) -> None:
         comm.broadcast((host, store.port))
     else:
         store = dist.TCPStore(*comm.broadcast(None), comm.size, is_master=False, timeout=PATIENCE)
-    # Without its device: if bound to one, NCCL would make groups by splitting this group, which takes all
-    # ranks.
+    # No device is given. If this group were bound to a device, NCCL would make new groups by splitting this
+    # group, which needs all ranks.
     dist.init_process_group(carrier, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)

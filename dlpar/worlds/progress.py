@@ -3,7 +3,7 @@
 MPI moves a large message only inside an MPI call.  So a non-blocking collective makes no progress while the
 rank computes.  This thread stays inside such calls.
 
-A GPU executes its work later, in streams: in order within one stream, and side by side in two.  So on a GPU
+A GPU executes its work later, in streams: in order within one stream, and concurrently in two.  So on a GPU
 the thread has its own stream.  This stream waits for work that was queued on the computing stream before the
 collective started.  ``wait()`` lets the computing stream wait for the end of the collective.  The host waits
 for neither.

@@ -24,7 +24,7 @@ START = 120.0
 """Seconds within which a judge must start on a busy machine, and seconds within which it must end."""
 
 FILE_SIZE = 2**28
-"""Maximal bytes of a file."""
+"""Maximum bytes of a file."""
 
 JUDGE = "from dlpar.classroom.grading.cells import main; main()"
 

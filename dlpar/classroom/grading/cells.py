@@ -42,7 +42,7 @@ MOUNTS, IPC, PROCESSES, NETWORK = 0x00020000, 0x08000000, 0x20000000, 0x40000000
 READ_ONLY = 1
 
 TOLD = 3_000
-"""Maximal characters of a traceback."""
+"""Maximum characters of a traceback."""
 
 
 def run(source: str, file: str, space: dict[str, Any]) -> None:

@@ -55,10 +55,10 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 """Form of a student's name, which becomes the name of a folder."""
 
 LARGEST = 50_000_000
-"""Maximal bytes of a notebook; results of a lab take a few million bytes."""
+"""Maximum bytes of a notebook; results of a lab take a few million bytes."""
 
 LONGEST = 100_000
-"""Maximal characters of an answer."""
+"""Maximum characters of an answer."""
 
 
 Verdict = dict[str, Any]

@@ -42,10 +42,10 @@ from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, story
 
 LONGEST = 4_000
-"""Maximal characters of a verdict's sentence, which may quote the student."""
+"""Maximum characters of a verdict's sentence, which may quote the student."""
 
 LARGEST = 2**26
-"""Maximal bytes of a cell's message."""
+"""Maximum bytes of a cell's message."""
 
 PATIENCE = 15.0
 """Seconds within which a cell must return, or ask for a message."""

@@ -44,7 +44,7 @@ RUNTIME = Path("/run/dlpar/users")
 """Parent of students' folders for sockets and live jobs; the hub makes these, so nobody can take a name."""
 
 MOST_PROCESSES = 2048
-"""Maximal processes and threads of one student, which stops a fork bomb."""
+"""Maximum processes and threads of one student, which stops a fork bomb."""
 
 START = 60
 """Seconds within which a server must answer after its turn begins."""

@@ -20,7 +20,7 @@ NICE = 19
 """Nice value of her server, kernels and jobs: the hub must answer while thirty students compute."""
 
 LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
-"""Maximal bytes in the path of the folder of kernels' sockets, so that a socket's path has at most 107."""
+"""Maximum bytes in the path of the folder of kernels' sockets, so that a socket's path has at most 107."""
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ PATIENCE = 8.0
 """Seconds that a student's server may take until its next report."""
 
 REPORT = 1 << 20
-"""Maximal bytes of a report."""
+"""Maximum bytes of a report."""
 
 SILENT = {"jobs": [], "offered": False}
 """Facts of a student whose server no longer reports."""

@@ -1,6 +1,6 @@
 """Lab 06: limits of the gain from more workers.
 
-Gains are measured in samples a second and in seconds to an accuracy.
+Gains are measured in samples per second and in seconds to an accuracy.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST = 64
-"""Maximal number of drawn ranks, and of ranks that run to report their pieces."""
+"""Maximum number of drawn ranks, and of ranks that run to report their pieces."""
 
 
 def experiment_of(of: Experiment | Run) -> Experiment:

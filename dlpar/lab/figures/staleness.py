@@ -16,10 +16,10 @@ from dlpar.lab.figure import Figure, single
 from dlpar.lab.plot import Plot, Shown, drawn
 
 POINTS = 500
-"""Maximal number of points kept for one rank's line."""
+"""Maximum number of points kept for one rank's line."""
 
 HISTOGRAMS = 8
-"""Maximal number of workers with a histogram; more histograms would be too narrow to read."""
+"""Maximum number of workers with a histogram; more histograms would be too narrow to read."""
 
 ALL = "all workers"
 

@@ -23,7 +23,7 @@ WINDOW = 0.25
 """Seconds of the first windows on the wall clock; windows double as a run gets longer."""
 
 NAMED = 8
-"""Maximal number of workers in the legend, so that it never scrolls; else hovering shows a line's rank."""
+"""Maximum number of workers in the legend, so that it never scrolls; else hovering shows a line's rank."""
 
 COLUMNS = ("seconds", "samples/s")
 
@@ -197,7 +197,7 @@ class Throughput(Plot):
 
 
 def throughput(runs: Runs) -> Figure:
-    """Draw samples a second over time, for all workers of each run.
+    """Draw samples per second over time, for all workers of each run.
 
     For a single run, also draw each worker.
     """

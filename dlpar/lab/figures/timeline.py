@@ -23,7 +23,7 @@ STEPS, SLOWEST = 8, 2
 """Number of steps of the fastest and of the slowest rank in a window; the longer duration counts."""
 
 MOST, BARS = 100, 8000
-"""Maximal number of steps of the fastest rank in a window, and of bars of a phase."""
+"""Maximum number of steps of the fastest rank in a window, and of bars of a phase."""
 
 KEPT = 1000
 """Number of records kept for each rank during a run."""
@@ -35,7 +35,7 @@ COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
 ARROWS, SEEN = 40, 0.02
-"""Maximal number of arrows from waits; shortest wait with an arrow, as a share of its window."""
+"""Maximum number of arrows from waits; shortest wait with an arrow, as a share of its window."""
 
 SOON = 0.5
 """Share of a wait by which a send may seem late, because ranks record only durations of waits."""

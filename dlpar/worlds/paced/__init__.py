@@ -1,7 +1,7 @@
 """Paced world: real processes on logical clocks. One process keeps the clocks for all ranks.
 
-`comm` has the calls of ranks.  `referee` simulates these calls.  Each rank asks the referee by `protocol`,
-sends the tensors as `parcels`, and lets the wall clock follow.
+`comm` defines the calls of ranks. `referee` simulates these calls. Each rank asks the referee through
+`protocol`, sends the tensors as `parcels`, and lets the wall clock follow.
 """
 
 from __future__ import annotations

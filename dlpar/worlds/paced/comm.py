@@ -62,7 +62,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     _warm_up()
     helped = parcels.probe()
     if referee:
-        referee.start(*charges(experiment), helped)  # only rank 0 finds out the charges
+        referee.start(*charges(experiment), helped)  # only rank 0 determines the charges
     scale, flops, parcels.helped = line.answer()
 
     def overhead(source: int, dest: int) -> float:
@@ -85,7 +85,7 @@ class PacedWorld(LogicalWorld):
     Parameters
     ----------
     call : callable
-        ``call(activity)`` gives a new line to the referee for another activity of this rank.
+        ``call(activity)`` opens a new line to the referee for another activity of this rank.
     line : Line
         The line of the activity that computes.
     mpi : MPIComm
@@ -98,15 +98,16 @@ class PacedWorld(LogicalWorld):
     Attributes
     ----------
     overhead : callable
-        ``overhead(source, dest)`` gives the seconds for which a message to another rank keeps its sender's processor.
+        ``overhead(source, dest)`` gives the seconds for which a message to another rank keeps its sender's
+        processor busy.
     referee : Referee or None
         The referee, if it runs in this process.
     number : callable
-        Gives a new number at each call: of messages, requests, locks, activities.
+        Returns a new number at each call, for messages, requests, locks and activities.
     current : threading.local
         Its ``line`` belongs to the calling activity.
     memory, beside : list
-        Objects to close at the end: holders of shared memory, and activities beside the computation.
+        Objects to close at the end: holders of shared memory, and activities that run during the computation.
     """
 
     clock = "logical"
@@ -206,7 +207,7 @@ class PacedComm(LogicalComm):
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
         key, nbytes = self.world.number(), tensor.nbytes
-        # The tensor goes at once. Its receiver learns the number to ask for.
+        # The tensor is sent at once. Its receiver learns the number of the parcel.
         self.line.parcels.send(tensor, self.members[dest], key)
         self.line.tell("isend", self.handle, dest, tag, nbytes, key)
         self._prepare(dest)
@@ -317,7 +318,7 @@ class PacedComm(LogicalComm):
 
 
 def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
-    """Run a collective beside the computation, from the collective's logical start to its logical end."""
+    """Run a collective during the computation, from the collective's logical start to its logical end."""
     comm.world.current.line = comm.line
     comm.line.answer()  # it begins
     has_failed = True
@@ -421,7 +422,7 @@ class LogicalTraffic(Traffic):
         self._waited += seconds
 
     def two_activities(self) -> None:
-        """Let the referee count from now on. There is an activity beside the computation."""
+        """Let the referee count from now on, because an activity now runs during the computation."""
         if self._taken is None:
             nbytes, messages, _ = self._asked()
             self._taken = nbytes - (self.bytes or 0), messages - (self.messages or 0)

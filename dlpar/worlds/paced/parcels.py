@@ -13,20 +13,20 @@ from mpi4py import MPI
 from dlpar.worlds.mpi import FIRST, PIECE, despite_deaths, landed, landing, memory_of, patiently, whole
 
 KEPT = 16
-"""Number of parcels under way above which a send forgets the arrived ones."""
+"""Number of parcels under way above which a send drops those that have arrived."""
 
 PROBED, PROBING = 1 << 18, 0.05
-"""Bytes of the parcel that probes whether MPI needs its sender's help, and its maximal seconds."""
+"""Size in bytes and maximum seconds of the parcel that tests whether MPI needs its sender's help."""
 
 PATIENCE = 2.0
-"""Seconds of the wall for which a rank that dies on request waits until its parcels have arrived."""
+"""Wall-clock seconds for which a rank that dies on request waits until its parcels have arrived."""
 
 
 class Parcels:
     """Tensors sent by this process, some still in transit.
 
-    If MPI copies between processes alone, a parcel needs no help after its send. Otherwise its sender must
-    keep calling MPI, which costs more than the send.
+    If MPI copies between processes by itself, a parcel needs no help after its send. Otherwise its sender
+    must keep calling MPI, and these calls cost more than the send.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Parcels:
     Attributes
     ----------
     helped : bool
-        Whether senders must help; found out by :meth:`probe`.
+        Whether senders must help. :meth:`probe` finds this out.
     """
 
     helped = False
@@ -83,7 +83,7 @@ class Parcels:
         return len(self._under_way) > (0 if self.helped else KEPT)
 
     def move(self) -> None:
-        """Help parcels along, and drop those that have arrived."""
+        """Let MPI move the parcels, and drop those that have arrived."""
         with self._lock:
             while self._under_way:
                 with despite_deaths():

@@ -27,11 +27,11 @@ PIECE = 1 << 16
 """Bytes read from a socket at a time."""
 
 HEAD = 8
-"""Length in bytes of a message's header on a link, which gives the number of bytes that follow."""
+"""Length in bytes of a message's header on a link. The header gives the number of bytes that follow."""
 
 
 class Link:
-    """One end of a socket. Its calls raise `ConnectionError` once the other end has closed.
+    """One end of a socket. Its methods raise `ConnectionError` once the other end has closed.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Link:
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 
     def close(self) -> None:
-        """Close both ends. The end of this process would do the same."""
+        """Close both ends. The exit of this process would do the same."""
         self.socket.shutdown(socket.SHUT_RDWR)
 
     def call(self) -> tuple[Any, ...]:
@@ -86,16 +86,17 @@ class Link:
 
 
 AHEAD = 0.01
-"""Seconds by which a computation may begin early: ranks sleep seldom, and a late wake-up delays none."""
+"""Seconds by which a computation may begin early. So ranks sleep seldom, and a late wake-up delays no rank.
+"""
 
 EARLY = 0.25
-"""Seconds by which a message may come early: ranks exchange it while others sleep through a computation.
+"""Seconds by which a message may arrive early. Ranks exchange it while others sleep during a computation.
 
 Two cores take longer to carry the messages of many ranks than the network on paper does.
 """
 
 BEAT = 0.5
-"""Maximal seconds of a single sleep."""
+"""Maximum seconds of a single sleep."""
 
 NAP = 4e-3
 """Seconds between checks of parcels under way."""
@@ -109,7 +110,8 @@ class Wall:
     zero : float or None
         ``time.monotonic()`` of second 0; None until the first rank's clock advances.
     slip, lag : float
-        Seconds by which the wall clock is behind the logical clock: the maximum so far, and now.
+        Seconds by which the wall clock is behind the logical clock: the maximum so far, and the current
+        value.
     """
 
     def __init__(self) -> None:
@@ -119,7 +121,7 @@ class Wall:
     def follow(self, clock: float, ahead: float, parcels: Parcels, asleep: Callable[[], None]) -> None:
         """Sleep until `clock` if this is more than `ahead` seconds away.
 
-        Meanwhile keep `parcels` moving; ``asleep()`` is called every :data:`BEAT`.
+        Meanwhile, keep `parcels` moving, and call ``asleep()`` every :data:`BEAT`.
         """
         if self.zero is None:
             return
@@ -138,10 +140,11 @@ class Wall:
 
 
 FULL = 400
-"""Maximal number of calls queued for the next flush."""
+"""Maximum number of calls queued for the next flush."""
 
 ORPHANED = 5.0
-"""Seconds for the job's guardian to end a rank without a referee, whose own error would mislead."""
+"""Seconds in which the job's guardian ends a rank that lost its referee. The rank's own error would mislead.
+"""
 
 
 class Line:
@@ -161,7 +164,7 @@ class Line:
     clock : float
         Logical seconds of this activity.
     asleep : callable
-        Called now and then during a long sleep.
+        Called repeatedly during a long sleep.
     """
 
     def __init__(self, link: Link, wall: Wall, parcels: Parcels) -> None:
@@ -183,7 +186,7 @@ class Line:
             self._with_referee(self.link.send, told)
 
     def _with_referee(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Send or receive. A rank without its referee waits for the guardian before it complains."""
+        """Send or receive. A rank without its referee waits for the guardian before it raises an error."""
         try:
             return call(*arguments)
         except ConnectionError:

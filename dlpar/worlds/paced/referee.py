@@ -1,7 +1,7 @@
 """Referee of a paced world: a simulation of sizes only, with a real process for each rank.
 
 The code of the simulated world decides ports, queues, any-source receives, locks and deadlocks.  The referee
-runs on a thread of rank 0's process, and hears every rank over a socket in the job's folder.
+runs on a thread of rank 0's process. It receives the calls of all ranks over a socket in the job's folder.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Referee:
     zero : float or None
         ``time.monotonic()`` when the first rank's clock advanced.
     counters, locks : dict
-        Counters that ranks share, and locks between a rank's activities; keyed by a rank and its number for
-        each.
+        Counters that ranks share, and locks between a rank's activities. The keys are a rank and its number
+        for each of them.
     proxies : dict
-        The proxy that plays each activity.
+        The proxy of each activity.
     """
 
     def __init__(self, nodes: Sequence[int], platform: Platform, seed: int, survives: bool) -> None:
@@ -79,7 +79,7 @@ class Referee:
         scale, flops : float
             Bytes charged for a byte sent, and FLOP/s of a device on the model.
         helped : bool
-            Whether MPI needs the help of senders.  Every rank first hears this and the charges.
+            Whether MPI needs the help of senders.  Every rank first receives this value and the charges.
         """
         self.greeting = scale, flops, helped
         self.thread = threading.Thread(target=self._run, name="dlpar-referee", daemon=True)
@@ -109,7 +109,7 @@ class Referee:
     def begin(self) -> None:
         """Set the wall clock's second 0 to now.
 
-        This is when the first rank's time advances and all others wait.
+        This happens when the first rank's time advances and all others wait.
         """
         self.zero = time.monotonic()
         for held in self._held:
@@ -158,7 +158,7 @@ class Referee:
 
 
 class Proxy:
-    """Player of one activity of a rank. Ranks name the methods below `play` in their calls.
+    """Proxy for one activity of a rank. Ranks name the methods below `play` in their calls.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ class Proxy:
         self.answer()
 
     def new_step(self, step: int) -> None:
-        # For the activity beside; the rank reports times of its computing activity.
+        # For the communicating activity. The rank itself reports the times of its computing activity.
         self.comms[0].pace.new_step(step)
 
     def traffic(self) -> None:

@@ -1,10 +1,10 @@
-"""Platforms: clusters on paper, which define the time of paced and simulated ranks.
+"""Platforms: clusters on paper, which define the times of paced and simulated ranks.
 
     workloads.py (models that a small one may stand in for) ─► platform.py (devices, links, clusters)
     ─► lookup.py (by name or from a file; nodes of ranks)      ping_pong.py (timing of a real link)
 
 ``tables`` holds the figures of named workloads and clusters, with their sources.
-:mod:`dlpar.worlds.simulated.network` has the rules of the network.
+:mod:`dlpar.worlds.simulated.network` defines the rules of the network.
 """
 
 from __future__ import annotations

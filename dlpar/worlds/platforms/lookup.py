@@ -44,7 +44,7 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
     Parameters
     ----------
     which : str
-        One of :func:`names`, or a path: it ends in .json or .toml, or has a slash.
+        One of :func:`names`, or a path. A path ends in .json or .toml, or has a slash.
     extending : tuple of str
         Files on the chain of ``extends`` that leads to this one.
 
@@ -119,8 +119,8 @@ def _first_workers(experiment: Experiment) -> list[int]:
     """Find the first worker of each leaf server's group."""
     of_part = experiment.of_replicas()
     replicas, groups = of_part.workers, of_part.sync.leaf_ranks
-    # As dlpar.sync.parameter_server.leaf_of assigns the workers of one part of the model; more groups are
-    # refused.
+    # The assignment is that of dlpar.sync.parameter_server.leaf_of for the workers of one part of the model.
+    # More groups are refused.
     starts = [min(-(-group * replicas // groups), replicas - 1) for group in range(groups)]
     if replicas == experiment.workers:
         return starts
@@ -146,10 +146,10 @@ def placement(
     platform : Platform
         The cluster.
     colocated : bool, default False
-        False: each server has its own node, and so its own port.  On a platform of a single node, each has
+        False: each server has its own node, and so its own port.  On a platform with a single node, each has
         its own device.  True: servers share the workers' nodes, in turn.
     leaves : sequence of int, optional
-        For each leaf server (the last ranks), the first worker of its group; the leaf is on that worker's
+        For each leaf server (the last ranks), the first worker of its group. The leaf is on that worker's
         node.
 
     Returns
@@ -184,14 +184,14 @@ def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> t
     Also return the devices' FLOP/s on the experiment's model.
 
     If ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and bytes are scaled to
-    those of the workload. If messages carry sizes only, their sizes are the workload's own.
+    those of the workload. If messages carry only sizes, these are the workload's own sizes.
 
     Parameters
     ----------
     experiment : Experiment
         Names platform and workload.
     own : tuple of float, optional
-        Bytes of the small model, and its FLOPs a sample; by default the model is built to find out.
+        Bytes of the small model, and its FLOPs per sample. By default, the model is built to determine both.
     """
     cluster, platform = experiment.cluster, platform_of(experiment)
     charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None

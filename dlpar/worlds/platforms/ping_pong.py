@@ -18,8 +18,8 @@ def there_and_back(
 ) -> list[float]:
     """Time messages between two ranks. Return, for each size, the fastest of `repeats`, in seconds.
 
-    A message and its answer take twice the time of one message.  With `both`, two messages pass each other,
-    as in a ring.  Only the quickest counts, because the others waited for a core, not for the link.
+    A message and its answer take twice the time of one message.  With `both`, two messages cross, as in a
+    ring. Only the fastest counts, because the others waited for a core, not for the link.
     """
     import torch  # imported here, because the sizes alone do not need it
 

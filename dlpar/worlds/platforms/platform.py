@@ -31,12 +31,13 @@ class Device(Part):
     ----------
     name : str
     flops : float
-        Floating-point operations a second that the device sustains in training, not its peak.
+        Floating-point operations per second that the device sustains in training, not its peak.
     rates : dict
-        Training samples a second of workloads that were measured on the device; these take precedence over
-        `flops`.
+        Training samples per second of workloads that were measured on the device. These rates take precedence
+        over `flops`.
     overhead : float, default 0
-        Seconds of a worker's step beside its FLOPs, for the batch, the interpreter and kernel launches.
+        Seconds that a worker's step takes in addition to its FLOPs: for the batch, the interpreter and kernel
+        launches.
     memory_gib : float or None
         Memory in GiB; None if not known.
     """
@@ -48,14 +49,14 @@ class Device(Part):
     memory_gib: float | None = Field(None, gt=0)
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Return the mean seconds of a computation. The overhead of its step is left out.
+        """Return the mean time of a computation in seconds, without the overhead of its step.
 
         Parameters
         ----------
         flops : float
             Its floating-point operations.
         workload : Workload, optional
-            The trained model; its measured rate, if any, gives the operations a second.
+            The trained model. Its measured rate, if any, gives the operations per second.
         """
         rate = self.rates.get(workload.name) if workload is not None else None
         return flops / (rate * workload.flops if rate and workload.flops else self.flops)
@@ -69,7 +70,7 @@ class Timing(Part):
     kind : str, default ``"constant"``
         ``"constant"``: always 1.  ``"gamma"`` and ``"exponential"``: random, with mean 1.
     cv : float, default 0.1
-        Standard deviation over mean of the gamma distribution; for the exponential distribution it is 1.
+        Standard deviation over mean of the gamma distribution. For the exponential distribution, it is 1.
     """
 
     kind: Literal["constant", "gamma", "exponential"] = "constant"
@@ -83,7 +84,7 @@ class Timing(Part):
         seed, rank : int
             The experiment's seed, and the rank that computes.
         number : int
-            The step of that rank, from 0; equal arguments give equal factors.
+            The step of that rank, from 0. Equal arguments give equal factors.
         """
         if self.kind == "constant":
             return 1.0
@@ -102,13 +103,13 @@ class Link(FromFile):
     Attributes
     ----------
     latency : float
-        Seconds that even the shortest message takes, from 0; many authors call it alpha.
+        Seconds that even the shortest message takes, at least 0. Many authors call it alpha.
     bandwidth : float
-        Bytes a second, above 0; a port carries one message out and one in at a time.  Many authors call the
-        inverse beta (Thakur 2005), but the labs write beta for the bandwidth.
+        Bytes per second, above 0. A port carries one message out and one message in at a time.  Many authors
+        call the inverse beta (Thakur 2005), but the labs write beta for the bandwidth.
     overhead : float, default 0
-        Seconds of the latency for which a message keeps the sender's processor, and again the receiver's; at
-        most half.
+        Seconds of the latency for which a message keeps the sender's processor busy, and again the
+        receiver's. It is at most half of the latency.
 
     Raises
     ------
@@ -156,11 +157,11 @@ class Platform(FromFile):
     name, source : str
         Its name, and the source of its figures.
     device : Device
-        The hardware of each rank; one of :data:`~dlpar.worlds.platforms.DEVICES` may be given by its name.
+        The hardware of each rank. One of :data:`~dlpar.worlds.platforms.DEVICES` may be given by its name.
     devices : int, default 1
         Number of devices in a node.
     nodes : int, default 1
-        Largest number of nodes of a job.
+        Largest number of nodes in a job.
     inside, between : Link or None
         Links between ranks of one node (needed with several devices), and of two nodes (needed with several
         nodes).
@@ -171,9 +172,9 @@ class Platform(FromFile):
     timing : Timing
         Variation of compute times.
     stragglers : dict
-        Factors by which some ranks' computing takes longer.
+        Factors by which the computations of some ranks take longer.
     overlap : float, default 1
-        Speed of a rank's computing while it communicates: 1 is full speed, 0 is a stop.
+        Speed of a rank's computation while it communicates: 1 is full speed, 0 is a stop.
 
     Raises
     ------
@@ -209,11 +210,11 @@ class Platform(FromFile):
 
     @property
     def ranks(self) -> int:
-        """Maximum number of ranks on the platform."""
+        """Return the maximum number of ranks on the platform."""
         return self.devices * self.nodes
 
     def check(self, ranks: int) -> None:
-        """Raise `BadExperiment` if the platform does not hold this many ranks."""
+        """Raise `BadExperiment` if the platform cannot hold this many ranks."""
         if ranks > self.ranks:
             nodes = "1 node" if self.nodes == 1 else f"{self.nodes:,} nodes"
             raise BadExperiment(
@@ -222,7 +223,7 @@ class Platform(FromFile):
             )
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Return the mean seconds of a computation on a device. See :meth:`Device.seconds`."""
+        """Return the mean time of a computation on a device in seconds. See :meth:`Device.seconds`."""
         return self.device.seconds(flops, workload)
 
     def link(self, same_node: bool) -> Link:
@@ -240,7 +241,7 @@ SEPARATOR = "; "
 
 
 def _cluster(device: str, network: str) -> Platform:
-    """Return nodes of a device connected by a network. With ``nvlink``, return a single node."""
+    """Return nodes with this device, connected by a network. With ``nvlink``, return a single node."""
     known, links = _NAMED["devices"][device], _NAMED["links"]
     wired = [links[name] for name in (known["inside"], network) if name in links]
     fields = [{name: link[name] for name in Link.model_fields if name in link} for link in wired]
@@ -262,4 +263,4 @@ PLATFORMS = {
     for device, networks in _NAMED["clusters"].items()
     for network in networks
 }
-"""Platforms by name; ``here``, this machine, is not among them: see :func:`dlpar.worlds.platforms.platform`."""
+"""Platforms by name, without ``here``, this machine. See :func:`dlpar.worlds.platforms.platform`."""

@@ -1,7 +1,7 @@
-"""Workloads: parameters and operations of large models by layer. A small model may represent a workload.
+"""Workloads: large models as parameters and operations per layer. A small model may represent a workload.
 
-The small model does the mathematics, and the bytes and FLOPs of the big model are charged.  The tables follow
-from the architectures in the papers, and a test derives them again.
+The small model does the mathematics, and the bytes and FLOPs of the big model are charged.  The tables are
+derived from the architectures in the papers, and a test repeats the derivation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FromFile(Part):
 
 
 class Layer(FromFile):
-    """Layer of a workload: the size of its gradient, and the cost of computing it.
+    """Layer of a workload: the size of its gradient, and the cost of its computation.
 
     Attributes
     ----------
@@ -45,10 +45,10 @@ class Layer(FromFile):
     parameters : int
         At least 0: a layer that shares another layer's weights has 0.
     flops : float
-        Floating-point operations a sample, forward and backward; a multiply-add counts as two.
+        Floating-point operations per sample, forward and backward; a multiply-add counts as two.
     outputs : int, default 0
-        Elements of a sample's output, which one stage of a pipeline sends to the next; 0: not known, nothing
-        is sent.
+        Elements of a sample's output, which one stage of a pipeline sends to the next. 0: not known, and
+        nothing is sent.
     """
 
     name: str = Field(min_length=1)
@@ -58,7 +58,7 @@ class Layer(FromFile):
 
 
 class Payload:
-    """Model described by its layers, for a network.
+    """Model as a network sees it: a list of layers.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Payload:
 class Workload(FromFile, Payload):
     """Model as a network and a device see it.
 
-    Instead of layers, `parameters` and `flops` of the whole may be given; they then form one layer.
+    Instead of layers, `parameters` and `flops` of the whole may be given. They then form one layer.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Workload(FromFile, Payload):
     parameters : int
         Of all layers together.
     flops : float
-        Floating-point operations a sample, one part forward and two parts backward; a multiply-add counts as
+        Floating-point operations per sample: one part forward, two parts backward. A multiply-add counts as
         two.
     nbytes : int
         Of the whole gradient.
@@ -173,7 +173,7 @@ def workload(which: str) -> Workload:
     Parameters
     ----------
     which : str
-        One of :data:`WORKLOADS`, or a path: it ends in .json or .toml, or has a slash.
+        One of :data:`WORKLOADS`, or a path. A path ends in .json or .toml, or has a slash.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def fields_of(path: str, field: str) -> dict[str, Any]:
     Parameters
     ----------
     path : str
-        Path of the file; any file but .toml is read as JSON.
+        Path of the file. Any file but .toml is read as JSON.
     field : str
         The field that has the path as its value, for error messages.
 

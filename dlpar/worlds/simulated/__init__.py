@@ -1,7 +1,7 @@
 """Simulated world: one process holds all ranks, and a scheduler decides which rank runs next.
 
-`run` builds a world and runs a program on it.  `comm` has the calls of ranks, and `network` has the times of
-messages.  `mailbox` matches messages with receives, and `simulator` has the events and the tasks of ranks.
+`run` builds a world and runs a program on it. `comm` defines the calls of ranks, and `network` the times of
+messages. `mailbox` matches messages with receives. `simulator` holds the events and the tasks of ranks.
 """
 
 from __future__ import annotations

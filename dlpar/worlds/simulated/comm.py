@@ -1,8 +1,8 @@
 """Simulated ranks on a virtual clock. They have the same calls as MPI ranks.
 
 One process holds all ranks. :mod:`dlpar.worlds.simulated.network` decides when messages arrive.  A
-computation takes as long as its cost on the platform's devices; nothing else takes time.  If ranks really
-compute, messages carry copies.  Otherwise they carry sizes only.
+computation takes as long as its cost on the platform's devices. Nothing else takes time. If ranks compute
+values, messages carry copies. Otherwise they carry only sizes.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class SimulatedComm(LogicalComm):
         return result
 
     def _slowed(self, seconds: float) -> None:
-        """Compute for this time. Communication at the same time may stretch it."""
+        """Compute for this time. Simultaneous communication may extend it."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:
             busy = side.busy() if side else 0.0
@@ -299,7 +299,8 @@ class Group:
 
     def __init__(self, members: Sequence[int]) -> None:
         self.members, self.size = list(members), len(members)
-        # Made by the first rank that takes its own, because some ranks get messages before they listen.
+        # The first rank that takes its mailbox makes all mailboxes, because some ranks get messages before
+        # they listen.
         self.boxes: list[Mailbox] = []
         self._meeting = Meeting(self.size)
 
@@ -410,12 +411,12 @@ class Side:
         self.comm = type(comm)(comm.world, comm.group.beside, comm.rank, self.activity)
         self.queue: deque[_Started] = deque()
         self.open = True
-        # Seconds of collectives that have ended, and when the present one began.
+        # Seconds of collectives that have ended, and the time at which the current one began.
         self._busy, self._since = 0.0, None
         self.simulator.add(self.activity, self._run)
 
     def start(self, collective: Collective, bucket: Any) -> _Started:
-        """Queue ``collective(comm, bucket)``. It begins now, or when those before it have ended."""
+        """Queue ``collective(comm, bucket)``. It begins now, or when the collectives before it have ended."""
         started = _Started(self, collective, bucket)
         self.queue.append(started)
         self._rouse()
@@ -499,7 +500,7 @@ def store(message: Message, into: torch.Tensor) -> None:
 
 
 def store_head(message: Message, into: Ghost) -> None:
-    """Keep the header of a message that carries sizes only."""
+    """Keep the header of a message that carries only sizes."""
     if message.nbytes > into.nbytes:
         raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
     if getattr(into, "head", None) is not None:

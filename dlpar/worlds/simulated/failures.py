@@ -35,12 +35,13 @@ NEVER = 1e300
 """A time or number that no run reaches."""
 
 Interval = int | Callable[[float, list[float]], int]
-"""Steps between snapshots, 0 for none; or a policy from the time and the past deaths to this number."""
+"""Steps between snapshots (0: none), or a policy that returns this number from the time and the past deaths.
+"""
 
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
     """Yield an endless series of failure times with exponentially distributed gaps of this mean."""
-    from dlpar.config.generator import generator  # here: who measures goodput may not have numpy
+    from dlpar.config.generator import generator  # here, because goodput alone needs no NumPy
 
     draw, at = generator(seed, "failures"), 0.0
     while True:
@@ -66,7 +67,7 @@ class Survived:
     deaths : list of float
         Times of the deaths.
     seconds : Counter of str
-        Wall time of the average rank by kind, `USEFUL` and `LOST`; all kinds add up to `wall`.
+        Wall time of the average rank by kind, `USEFUL` and `LOST`. All kinds add up to `wall`.
     """
 
     wall: float = 0.0
@@ -109,7 +110,7 @@ class FailingJob:
     on_death : str, default "end"
         ``end``, ``shrink`` or ``spare``.
     replicas : int, default 1
-        Replicas of the model; a failure takes one.
+        Replicas of the model. A failure removes one.
     spares : int, default 0
         Replicas that stand by, if `on_death` is ``spare``.
     scaling : str, default "strong"
@@ -184,7 +185,7 @@ class _Life:
             self._spend(kind, steps * seconds)
 
     def _train_cycles(self, parts: Counter[str], steps: float) -> None:
-        """Train, for speed, the steps of all snapshots before the next event at once."""
+        """Train the steps of all snapshots before the next event at once, for speed."""
         cycle = self.job.every * parts.total() + self.job.snapshot
         left = (steps - self.out.steps - 1) // self.job.every
         whole = int(max(0, min((self._death - self.out.wall) // cycle, left)))
@@ -270,7 +271,7 @@ class _Life:
         self._plan()
 
     def _lose(self, seconds: float, kind: str) -> None:
-        """Drop the steps since the last snapshot, after some further seconds of a kind."""
+        """Drop the steps since the last snapshot, after this many more seconds of a kind."""
         self._spend(kind, seconds)
         self.out.seconds["done again"] += self._kept.total()
         self._kept.clear()
@@ -288,7 +289,7 @@ def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = 
     nbytes : float
         Bytes of all ranks together.
     store, port : float
-        Bytes a second of the store, and of one rank's port.
+        Bytes per second of the store, and of one rank's port.
     ranks : int, default 1
         Ranks that write equal shares.
     """

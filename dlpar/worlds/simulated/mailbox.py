@@ -26,11 +26,12 @@ class Message:
     met : float or None
         Seconds at which a matching receive was posted.
     overhead : float
-        Seconds for which a processor is busy at each end, if messages keep processors.
+        Seconds for which a processor is busy at each end, if messages keep processors busy.
     box : Mailbox
-        The receiver's mailbox; like the next two attributes, known once the message's head is under way.
+        The receiver's mailbox. Like the next two attributes, it is known once the message's head is under
+        way.
     port, busy : Port, float
-        The receiver's port, and the seconds the message keeps it.
+        The receiver's port, and the seconds for which the message occupies it.
     """
 
     __slots__ = (
@@ -39,7 +40,7 @@ class Message:
     due = None  # an activity, the other kind of event, never has it
 
     def arrive(self, time: float) -> None:
-        """Grant the receiver's port to the message. Its header has arrived."""
+        """Grant the receiver's port to the message, whose header has arrived."""
         port = self.port
         port.pending -= 1
         if self.sender is not None and self.left < time:
@@ -110,7 +111,7 @@ class Mailbox:
     node : int
         Node of the rank.
     near, far : Port
-        Ports for messages from the rank's own node, and from others.
+        Ports for messages from the rank's own node, and from other nodes.
     charged : bool
         Whether messages keep processors busy.
     in_order : bool
@@ -184,7 +185,7 @@ class Mailbox:
                 if message.done < earlier.done and (
                     receive.source == ANY or message.source == earlier.source
                 ):
-                    # Complete before a message that got another port sooner: that message looks further.
+                    # Complete before a message that got another port sooner. The other message looks further.
                     self._match(receive, message)
                     message = earlier
         inbox = self.inbox

@@ -55,7 +55,7 @@ class Network:
     Parameters
     ----------
     platform : Platform
-        Gives the links, and whether a node shares a port.
+        Gives the links, and whether the ranks of a node share a port.
     nodes : sequence of int
         Node of each rank.
     scale : float
@@ -68,7 +68,7 @@ class Network:
     least : float
         The shortest time from one port to another, within which no new message can arrive.
     charged : bool
-        Whether messages cost processors time.
+        Whether messages take processor time.
     one_port : list of bool
         Whether each rank receives over one port only, so that messages to it are complete in order of arrival.
     """

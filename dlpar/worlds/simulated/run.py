@@ -38,11 +38,11 @@ def simulated_world(
     platform : Platform
         Gives links, device and timing.
     computes : bool
-        Whether ranks really compute, or pass sizes only.
+        Whether ranks compute values or pass only sizes.
     scale : float
         Bytes charged for a byte sent.
     flops : float, optional
-        FLOP/s of a device on the model; default: the platform's FLOP/s for any model.
+        FLOP/s of a device on the model. By default, the platform's FLOP/s for any model.
     seed : int
         Seed of times that vary.
     kind : type

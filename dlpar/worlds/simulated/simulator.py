@@ -1,7 +1,7 @@
-"""Ranks on a virtual clock. One runs at a time, always the one with the earliest next moment.
+"""Ranks on a virtual clock. Only one rank runs at a time: the one with the earliest next moment.
 
 This is a discrete-event simulation of blocking programs.  Equal programs and seeds give bit-identical runs,
-because events of one moment happen in the order of planning.
+because events of one moment happen in the order in which they were planned.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class Activity:
     clock : float
         Its time, in seconds.
     due : float
-        Time at which it continues; its events at any other time are ignored.
+        Time at which it continues. Its events at any other time are ignored.
     task : GreenletTask or ThreadTask
         The task it runs on.
     waits_for : Any
-        The object that it waits for; its `str` describes the wait.  With ``give_up(activity)`` a death ends the wait.
+        The object that it waits for. Its `str` describes the wait.  With ``give_up(activity)`` a death ends
+        the wait.
     idle : bool
-        Whether it waits for work; then it may wait forever.
+        Whether it waits for work. If so, it may wait forever.
     done : bool
         Whether it has ended.
     lost : bool
@@ -80,21 +81,21 @@ class Simulator:
     network : Network
         Decides when messages arrive.
     computes : bool
-        Whether ranks really compute (a thread each) or only pass sizes (greenlets).
+        Whether ranks compute values (a thread each) or only pass sizes (greenlets).
 
     Attributes
     ----------
     events : dict
-        Planned events by their time, in the order of planning: an activity continues, or the head of a
-        message arrives.
+        Planned events by their time, in the order in which they were planned: an activity continues, or the
+        head of a message arrives.
     moments : list
         Heap of those times.
     time : float
-        The present moment, in seconds.
+        The current moment, in seconds.
     present : iterator
-        The remaining events of the present moment.
+        The remaining events of the current moment.
     last : Activity or Message
-        The last event of the present moment.
+        The last event of the current moment.
     passed : int
         Number of moments so far.
     running : Activity or None
@@ -102,7 +103,7 @@ class Simulator:
     over : bool
         Whether all have ended, or one has failed.
     made : dict
-        Objects that are equal on all ranks, by name; each is made once.
+        Objects that are equal on all ranks, by name. Each is made once.
     died, known : set of int
         Ranks that have died, and those of which all others have been told.
     """
@@ -147,7 +148,7 @@ class Simulator:
         Raises
         ------
         Deadlock
-            If they cannot.
+            If no activity can continue.
         BaseException
             The exception of the first rank that failed.
         """
@@ -266,7 +267,7 @@ class Interrupted:
 
 
 MOST = 8
-"""Maximal numbers of waiting activities, and of ended ranks, listed in a story."""
+"""Maximum numbers of waiting activities, and of ended ranks, listed in a story."""
 
 
 def story(
@@ -292,7 +293,7 @@ def story(
 
 
 CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.animation", "threading", "greenlet")
-"""Prefixes of the names of modules that carry messages; the relevant line is in their caller."""
+"""Prefixes of the names of modules that carry messages. The relevant line is in their caller."""
 
 
 def place(frame: FrameType | None) -> str:
@@ -357,7 +358,8 @@ class ThreadTask:
     Parameters
     ----------
     program : callable, optional
-        The program; without one it is the thread that makes it, and waits for the simulation to end.
+        The program. Without a program, the task is the thread that makes it, which waits for the simulation
+        to end.
     main : ThreadTask, optional
         Its successor when it ends.
 
