@@ -1,7 +1,7 @@
 """A lab for parallel and distributed deep learning.
 
-This module has the names that a notebook needs.  Each name is loaded at its first use, so ``import dlpar`` is
-quick and loads no torch.
+This module exports the names that a notebook needs.  Each name is loaded at its first use, so ``import
+dlpar`` is quick and loads no torch.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Delays:
     comm : Comm
         This worker.  Its clock also counts the delays.
     record : Recorder
-        Records each delay as a span of computing.
+        Records each delay as a span of computation.
     """
 
     kept = ("stall",)
@@ -74,7 +74,7 @@ class Death:
     experiment : Experiment
         Its ``deaths``, seed and steps.
     rank : int
-        The rank; servers die on request by ``die`` only.
+        The rank. Servers die on request only by ``die``.
     attempt : int
         Ranks named by ``die`` die in the first attempt.  Times of ``mtbf`` are drawn for each attempt.
     """
@@ -98,7 +98,7 @@ class Death:
 
 
 def drawn(kind: str, mean: float, cv: float, *key: Any) -> float:
-    """Draw a number from an exponential distribution, or from a gamma distribution.
+    """Draw a number from an exponential or a gamma distribution.
 
     Parameters
     ----------

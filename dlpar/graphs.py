@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from dlpar.config.sync import SyncPart
 
 Graph = list[tuple[int, ...]]
-"""Neighbours of each worker, ascending, without the worker; in a directed graph, its receivers."""
+"""Neighbours of each worker, ascending, without the worker. In a directed graph, these are its receivers."""
 
 Edges = Iterable[tuple[int, int]]
-"""Pairs (from, to); edges from a worker to itself, which small graphs have, are ignored."""
+"""Pairs (from, to). Edges from a worker to itself, which small graphs have, are ignored."""
 
 REDRAWS = 20
 """Maximum number of random graphs drawn to find a connected one."""
@@ -54,7 +54,7 @@ TOPOLOGIES: dict[str, Callable[[int], Edges]] = {
     "star": lambda n: [(0, i) for i in range(1, n)],
     "complete": lambda n: [(i, j) for i in range(n) for j in range(i + 1, n)],
 }
-"""Functions that list the edges of n workers, by graph; ``random`` and ``edges`` need further settings."""
+"""Functions that list the edges of n workers, by graph. ``random`` and ``edges`` need further settings."""
 
 
 def register(name: str, edges: Callable[[int], Edges]) -> None:
@@ -245,7 +245,7 @@ def pushing_matrix(graph: Graph) -> np.ndarray:
 def second_eigenvalue(matrix: np.ndarray) -> float:
     """Return |λ₂|, the second largest modulus of an eigenvalue.
 
-    The largest modulus is 1. A single worker has 0.
+    The largest modulus is 1. For a single worker, the result is 0.
 
     In the long run each step multiplies the consensus distance by this factor.
     """

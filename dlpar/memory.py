@@ -19,7 +19,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
 """Kinds of tensors: ``optimizer`` is the update rule's state, ``gathered`` are weights that other ranks own."""
 
 WATCHED = 3
-"""Number of first steps that are watched; later steps hold the same, and watching costs time."""
+"""Number of first steps that are watched. Later steps hold as many bytes, and watching costs time."""
 
 
 class Memory:
@@ -30,21 +30,21 @@ class Memory:
     now : callable, optional
         The rank's clock, in seconds.
     counts : bool, default True
-        Whether to count; ranks that compute no numbers hold no memory.
+        Whether to count. Ranks that compute no numbers hold no memory.
 
     Attributes
     ----------
     held : dict of str to int
-        Bytes of each kind at present.
+        Current bytes of each kind.
     peak : dict of str to int
-        Bytes of each kind at the present step's peak.
+        Bytes of each kind at the current step's peak.
     over_time : list of [float, int]
         Times and sums in bytes at each change in the last watched step.
 
     Notes
     -----
-    It does not count scratch buffers within a call, the data set, or a scheme's memory besides
-    its optimizer.
+    This class does not count scratch buffers within a call, the data set, or a scheme's memory besides its
+    optimizer.
 
     Examples
     --------
@@ -181,7 +181,7 @@ class ModelState(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Sum of the bytes of weights, gradients and optimizer state."""
+        """Return the sum of the bytes of weights, gradients and optimizer state."""
         return sum(self)
 
 
@@ -191,7 +191,7 @@ def model_state(
     """Return the bytes that one of N data-parallel ranks holds for a model of n parameters.
 
     =====  ==========================  =============================================
-    stage  divided among N ranks       bytes of a rank, of w, g and k a parameter
+    stage  divided among N ranks       bytes of a rank (w, g, k per parameter)
     =====  ==========================  =============================================
     0      nothing                     (w + g + k) n
     1      optimizer state             (w + g) n + k n / N
@@ -233,7 +233,7 @@ def model_state(
 def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
     """Return the bytes of a weight, its gradient and its optimizer state.
 
-    :mod:`dlpar.sync.optim` has the update rules.
+    :mod:`dlpar.sync.optim` implements the update rules.
 
     Parameters
     ----------

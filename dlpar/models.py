@@ -27,9 +27,9 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     Weights are normal, with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
     inputs otherwise (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
     outputs of a transformer block's two parts are divided by sqrt(2 depth) (both Radford et al. 2019).  In a
-    regression the last two layers of an mlp start smaller by sqrt(8 / width).  The curvature of a squared
-    error grows with the squared length of the last hidden output.  From a length of 10, SGD at a rate of 0.1
-    may diverge.
+    regression the initial weights of an mlp's last two layers are scaled by sqrt(8 / width).  The curvature
+    of a squared error grows with the squared length of the last hidden output.  From a length of 10, SGD at a
+    rate of 0.1 may diverge.
 
     Each tensor has its own random stream, keyed by seed and name, so all ranks draw the same weights. Weights
     are drawn in float64 and rounded to float32 if needed.
@@ -44,8 +44,8 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     Returns
     -------
     torch.nn.Sequential
-        Named layers in the order of computing, on the CPU, in training mode.
-        From (n, *dataset.shape) to (n, classes), for characters to (n, context, classes).
+        Named layers in the order of computation, on the CPU, in training mode. From (n, *dataset.shape) to
+        (n, classes), for characters to (n, context, classes).
     """
     layers = {"linear": _linear, "logistic": _linear, "mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[
         experiment.model.name
@@ -275,7 +275,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then a two-layer network four times as wide, each with a residual."""
+    """Transformer block: attention and a two-layer network four times as wide, each with a skip connection.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

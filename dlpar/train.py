@@ -22,7 +22,7 @@ from dlpar.split.tensor_ops import synchronise_batchnorm
 from dlpar.sync import scheme, server
 
 EVALUATED = 2000
-"""Number of held-out samples tested during a run; the final test uses all of them."""
+"""Number of held-out samples tested during a run. The final test uses all held-out samples."""
 
 
 def train(
@@ -71,7 +71,7 @@ def train(
             sync.update()
         sync.spread(record.span)
 
-        # 5. Record what happened.  The loss of a GPU is read one step late, when it is there.
+        # 5. Record what happened.  The loss of a GPU is read one step late, when it is available.
         facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **task.memory.facts()}
         record.step(step, loss=part.loss, samples=part.samples, **facts)
         own += 1

@@ -1,6 +1,6 @@
 """Codecs that encode a flat float tensor in fewer bytes, and decode it. The size is known in advance.
 
-A codec has no state; :class:`~dlpar.compression.codecs.ErrorFeedback` keeps its errors.
+A codec has no state. :class:`~dlpar.compression.codecs.ErrorFeedback` keeps its errors.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class OneBit(Codec):
     """Codec that sends one bit per value (its sign) and two means: of the negative values and of the others.
 
     So decoding keeps the mean of the values.  A wire holds the two means in the
-    tensor's own dtype, then 8 signs a byte: ``2 itemsize + ceil(n / 8)`` bytes.
-    The codec needs error feedback: without it, training does not converge.
+    tensor's own dtype, then 8 signs per byte: ``2 itemsize + ceil(n / 8)`` bytes. The codec needs error
+    feedback: without it, training does not converge.
 
     Source: Seide, Fu, Droppo, Li and Yu, "1-Bit Stochastic Gradient Descent"
-    (Interspeech 2014), section 3; the source has means by matrix column, this class by tensor.
+    (Interspeech 2014), section 3. The source uses means per matrix column, and this class uses means per
+    tensor.
     """
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:
@@ -158,7 +159,7 @@ CODECS: dict[str, Callable[[float], Codec]] = {
     "fp16": lambda keep: Half(torch.float16),
     "bf16": lambda keep: Half(torch.bfloat16),
 }
-"""Functions that make the codecs, by name; each takes the share of values to keep, for ``topk``."""
+"""Functions that make the codecs, by name. Each takes the share of values that ``topk`` keeps."""
 
 
 def register(name: str, make: Callable[[float], Codec]) -> None:
@@ -219,12 +220,12 @@ class ErrorFeedback:
     def encode(self, tensor: Tensor) -> Tensor:
         """Encode the sum of `tensor`, shape (n,), and the residual of earlier wires.
 
-        ``decode(wire) + residual`` afterwards is ``tensor + residual`` before, to rounding.
+        Up to rounding, ``decode(wire) + residual`` after the call equals ``tensor + residual`` before it.
 
         Raises
         ------
         ValueError
-            If n is not that of the first call.
+            If n differs from that of the first call.
         """
         if self.residual is None:
             self.residual = tensor.new_zeros(len(tensor))

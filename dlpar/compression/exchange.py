@@ -57,7 +57,7 @@ class CompressedAllreduce:
     Parameters
     ----------
     codec : Codec
-        Encodes and decodes on every rank; each bucket has separate error feedbacks.
+        Encodes and decodes on every rank. Each bucket has separate error feedback.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class CompressedAllreduce:
             owner = (rank + step) % size
             comm.sendrecv(wires[(owner + 1) % size], owner, arriving, (rank - step) % size)
             comm.compute(lambda: total.add_(codec.decode(arriving, decoded)), cost=2 * len(total))
-        # 3. Encode the sum with its own error feedback, and pass it round.
+        # 3. Encode the sum with its own error feedback, and pass it around.
         comm.compute(lambda: encode(mine, size), cost=4 * len(total))
         ring_allgather(comm, wires)
         comm.compute(lambda: [codec.decode(*pair) for pair in zip(wires, slices)], cost=n)
@@ -105,7 +105,7 @@ class LossyComm:
     """Communicator that sends float tensors as a codec's bytes, with error feedback at the sender.
 
     The inner communicator handles all other calls and tensors.  A sender has one memory for each
-    (destination, tag, length).  Use each of these for tensors of one meaning only.  Each hop of an all-reduce
+    (destination, tag, length).  Use each of these only for tensors of one meaning.  Each hop of an all-reduce
     compresses its partial sum again, so ranks may end with different sums.  Use it where one rank's result
     counts, as in a tree-aggregate.
 
@@ -116,7 +116,7 @@ class LossyComm:
     codec : Codec
         Encodes and decodes on every rank.
     exact : int
-        Number of last elements of a tensor that are not encoded: counts, a loss.
+        Number of last elements of a tensor that are not encoded, such as counts or a loss.
     """
 
     kept = ("memories",)
@@ -202,7 +202,7 @@ class LossyComm:
 
 
 class _Receiving:
-    """Pending receive that decodes its message when complete."""
+    """Pending receive that decodes its message when the message is complete."""
 
     def __init__(self, comm: LossyComm, wire: Tensor, into: Tensor, request: Request) -> None:
         self._comm, self._wire, self._into, self._request = comm, wire, into, request

@@ -1,9 +1,9 @@
 """Sufficient factors: a fully connected layer's gradient as a product of two thin matrices.
 
 With K samples, the gradient of a weight of out × in numbers is errorsᵀ · activations: (K × out) and (K × in).
-Workers send these factors to each other and multiply (Xie et al., UAI 2016; Zhang et al., "Poseidon", USENIX
-ATC 2017,
-section 4.2).  Project Adam sends them to its servers (Chilimbi et al., OSDI 2014, section 4.2).
+Workers send these factors to each other and multiply them (Xie et al., UAI 2016; Zhang et al., "Poseidon",
+USENIX ATC 2017, section 4.2).  Project Adam sends them to its servers (Chilimbi et al., OSDI 2014, section
+4.2).
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def are_shorter(rows: int, inputs: int, outputs: int, ranks: int) -> bool:
 
     A rank passes on the factors of N - 1 ranks: ``(N-1) · rows · (in + out)`` numbers.  In an all-reduce it
     sends ``2 (N-1)/N · out · (in + 1)``. `rows` is each rank's number of samples, times the positions of a
-    text.
-    To S servers a rank sends ``S · rows · (in + out)`` or ``out · (in + 1)`` numbers, like a ring of 2 S
-    ranks.
+    text. To S servers a rank sends ``S · rows · (in + out)`` or ``out · (in + 1)`` numbers, like a ring of 2
+    S ranks.
     """
     return rows * (inputs + outputs) * ranks < 2 * outputs * (inputs + 1)
 
@@ -92,7 +91,8 @@ class FactorCode(Codec):
 
     The server computes its range of the gradient from a push of `rows`.
 
-    A bucket is a layer's bias, then its weight.  The server's range is number `part` of `parts`.
+    A bucket consists of a layer's bias, followed by its weight.  The server's range is number `part` of
+    `parts`.
     """
 
     part: int

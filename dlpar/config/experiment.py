@@ -34,14 +34,14 @@ def _any_of(kinds: list[Any]) -> Any:
 class Experiment(Part):
     """Complete description of a training run. It gives the same batches on any number of workers.
 
-    Parameters are the fields below; a part may be given by name (``model="cnn"``),
-    as a mapping or as an object.
+    Parameters are the fields below. A part may be given by name (``model="cnn"``), as a mapping or as an
+    object.
 
     Raises
     ------
     BadExperiment
         For any bad value or impossible combination, in one sentence that names
-        the field, what was given and what is allowed.
+        the field, the given value and the allowed values.
 
     Examples
     --------
@@ -160,7 +160,7 @@ class Experiment(Part):
 
     @property
     def periods(self) -> dict[str, int]:
-        """Steps between exchanges, by the field that sets them. State is whole only at their multiples."""
+        """Steps between exchanges, by the field that sets them. State is complete only at their multiples."""
         given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
         given["period"] = self.averaging.period if self.averaging.method != "none" else 0
         return {name: every for name, every in given.items() if every}

@@ -1,8 +1,8 @@
 """Folders of dlpar's files, each private to its owner (0700).
 
-Runs survive a reboot of the machine, but sockets, locks and job folders must not. These must not be on a
-network file system, where ``flock`` and Unix sockets do not work. A socket's path must have less than 108
-bytes.
+Runs survive a reboot of the machine, but sockets, locks and job folders must not. Sockets and locks must not
+be on a network file system, where ``flock`` and Unix sockets do not work. A socket's path must have less than
+108 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 LARGEST = 1 << 22
-"""Maximal bytes of a file that a user names, such as an experiment or a platform."""
+"""Maximum bytes of a file that a user names, such as an experiment or a platform."""
 
 
 def read_plain(path: str | os.PathLike, most: int = LARGEST) -> bytes:
@@ -33,7 +33,7 @@ def open_plain(path: str | os.PathLike) -> BinaryIO:
     Raises
     ------
     OSError
-        If it cannot be read or is not a plain file; ``strerror`` gives the reason.
+        If it cannot be read or is not a plain file. ``strerror`` gives the reason.
     """
     if "\0" in os.fspath(path):
         raise OSError(errno.EINVAL, "a path has no NUL")
@@ -67,7 +67,7 @@ def runtime_folder() -> Path:
 def private_folder(path: Path) -> Path:
     """Create `path` with mode 0700.
 
-    If it exists, check that it is our own real folder and close it to others.
+    If it exists, check that it is our own real folder, and deny others access.
     """
     with suppress(FileExistsError):  # reported below, with advice
         path.mkdir(mode=0o700, parents=True)

@@ -1,8 +1,8 @@
 """Rules that the parts of an experiment must satisfy together.
 
-Most rules are rows of a table: with some values of one field, another field has one of some values.
-Rules with arithmetic are functions, which yield complaints.  A scheme or a split has its own rows and its
-own function (:mod:`dlpar.config.sync`, :mod:`dlpar.config.split`).
+Most rules are rows of a table: with some values of one field, another field must have one of some values.
+Rules with arithmetic are functions, which yield complaints.  A scheme or a split has its own rows and its own
+function (:mod:`dlpar.config.sync`, :mod:`dlpar.config.split`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Rule = tuple[str, Collection[Any], str, Collection[Any], str]
 """Rule: if a field has one of some values, another field must have one of its values, for a reason.
 
-A field that the parts of an experiment lack breaks no rule.  The first field may also be a capability;
-messages then name the part that has it.
+A field that the parts of an experiment lack breaks no rule.  The first field may also be a capability.
+Messages then name the part that has this capability.
 """
 
 
@@ -92,16 +92,16 @@ RULES: tuple[Rule, ...] = (
     ("cluster.device", ("cpu",), "cluster.carrier", ("auto", "mpi", "gloo"), "nccl moves tensors of GPUs"),
     ("cluster.device", ("cuda",), "cluster.carrier", ("auto", "mpi", "nccl"), "gloo moves tensors of CPUs"),
 )  # fmt: skip
-"""Rules between the fields of any experiment; a scheme or a split adds its own rules."""
+"""Rules between the fields of any experiment. A scheme or a split adds its own rules."""
 
 MOST = {"real": 64, "paced": 64, "simulated": 4096}
-"""Maximal workers of a job in each world: processes take memory, but simulated ranks hardly any."""
+"""Maximum workers of a job in each world. Processes take memory, but simulated ranks hardly any."""
 
 SERVERS = 32
-"""Maximal servers, and maximal leaves, of a job if each is a process."""
+"""Maximum servers, and maximum leaves, of a job if each is a process."""
 
 THREADS = 256
-"""Maximal simulated workers that really compute, because each has a thread."""
+"""Maximum simulated workers that compute values, because each has a thread."""
 
 ADDED: list[Callable[[Experiment], None]] = []
 """Checks that higher layers add, such as :mod:`dlpar.worlds.platforms` for names of platforms."""

@@ -1,6 +1,6 @@
 """Conversion of a pydantic schema into sentences that a student can act on.
 
-Error messages, ``--help`` and the panel's tooltips all describe allowed values by this module.
+Error messages, ``--help`` and the panel's tooltips all use this module to describe allowed values.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Part(BaseModel):
 def load_plugins() -> None:
     """Import the comma-separated modules that ``$DLPAR_PLUGINS`` names.
 
-    They add schemes, topologies, codecs or schedules; the processes of a job inherit the variable.
+    They add schemes, topologies, codecs or schedules. The processes of a job inherit the variable.
     """
     for module in filter(None, os.environ.get("DLPAR_PLUGINS", "").split(",")):
         importlib.import_module(module)

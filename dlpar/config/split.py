@@ -44,10 +44,10 @@ SCHEDULES = {
     "zb-h1": Traits(has_weight_pass=True),
     "pipedream": Traits(has_flush=False),
 }
-"""Schedules by name; :func:`dlpar.split.schedules.register` adds one."""
+"""Schedules by name. :func:`dlpar.split.schedules.register` adds a schedule."""
 
 MOST_PIECES = {"digits": (4,), "mnist": (8, 7), "cifar10": (9, 8, 4)}
-"""Maximal pieces of one axis of a cnn's images, by depth of the cnn; deeper cnns have the last number."""
+"""Maximum pieces of one axis of a cnn's images, by depth of the cnn. Deeper cnns have the last number."""
 
 
 UNROUNDED = ("full", "tf32")
@@ -68,7 +68,7 @@ LAYERS_SEND: tuple[Rule, ...] = (
     ("split", ANY, "cluster.messages", ("values",), "layers send what they compute"),
     ("split", ANY, "cluster.stand_in_for", (None,), "it sends activations, and a workload lists parameters"),
 )
-"""Rules of a split whose layers send activations, because only ranks that compute have them."""
+"""Rules of a split whose layers send activations, because only ranks that compute have activations."""
 
 LAYERS_ARE_CUT: tuple[Rule, ...] = (
     ("split", ANY, "model.name", tuple(CUT_ALONG), "others are a single layer"),
@@ -200,7 +200,7 @@ class TensorSplit(ModelSplit):
 def most_pieces(data: str, depth: int) -> int:
     """Return the maximum number of pieces along one axis of a cnn's images.
 
-    No piece may be empty, and halos come from neighbours only.
+    No piece may be empty, and halos come only from neighbours.
     """
     by_depth = MOST_PIECES.get(data, (1,))
     return by_depth[min(depth, len(by_depth)) - 1]
@@ -367,4 +367,4 @@ class StackingSplit(ModelSplit):
 
 SPLITS: list[type[SplitPart]] = [
     DataSplit, TensorSplit, SpatialSplit, PipelineSplit, HybridSplit, StackingSplit]  # fmt: skip
-"""All kinds; the first is the default."""
+"""All kinds. The first is the default."""

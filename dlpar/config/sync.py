@@ -78,7 +78,7 @@ FACTORED: dict[str, Any] = {
     "sync.overlap": (False,), "split.kind": ("data",), "averaging.method": NONE, "compression.codec": NONE,
     "cluster.messages": ("values",), "shards": ("iid", "by_label"),
 }  # fmt: skip
-"""Settings that factors require, because they belong to whole batches and whole layers."""
+"""Settings that factors require, because factors belong to whole batches and whole layers."""
 
 ALLREDUCES = ["ring", "library", "star", "tree", "double_tree", "halving_doubling", "hierarchical", "auto"]
 """All-reduces by name."""
@@ -388,4 +388,4 @@ class Own(SyncPart):
 
 
 SCHEMES: list[type[SyncPart]] = [Ring, MapReduce, ParameterServer, Gossip, Hogwild, Own]
-"""All schemes in teaching order; :func:`dlpar.config.experiment.register` adds a scheme."""
+"""All schemes in teaching order. :func:`dlpar.config.experiment.register` adds a scheme."""

@@ -29,13 +29,13 @@ def is_installed(file: str) -> bool:
 def pack(function: Callable, arguments: tuple = ()) -> bytes:
     """Pack a function and its arguments, the source lines of the notebook's cells, and the module path.
 
-    So a function from a file beside the notebook works, too.
+    So a function from a file beside the notebook also works.
     """
     import cloudpickle
 
     known = linecache.cache.items()
     cells = {n: entry for n, entry in known if len(entry) == 4 and (n.startswith("<") or "ipykernel" in n)}
-    # Lines first, so that even a function that fails to unpickle is quoted.
+    # The lines come first, so that even a function that fails to unpickle is quoted.
     return cloudpickle.dumps([sys.path, cells, cloudpickle.dumps((function, arguments))])
 
 

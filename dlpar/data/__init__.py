@@ -95,7 +95,7 @@ def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str =
     Returns
     -------
     Dataset
-        The same on every rank; scales are fitted on training samples alone.
+        The same on every rank. Scales are fitted only on training samples.
 
     Raises
     ------

@@ -24,7 +24,7 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
     Parameters
     ----------
     key : str
-        File name without its suffix; it must change whenever the arrays change.
+        File name without its suffix. It must change whenever the arrays change.
     make : callable
         Returns named arrays without Python objects.
 

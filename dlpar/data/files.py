@@ -29,12 +29,12 @@ def mnist(folder: Path) -> list[Images]:
     ----------
     folder : Path
         Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same names with ``t10k-``, or
-        both pairs; each may end in ``.gz``.
+        both pairs. Each name may end in ``.gz``.
 
     Returns
     -------
     list of Images
-        Training and test images; one entry if the folder has only one of the two.
+        Training and test images, or one entry if the folder has only one of the two.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Choice of a worker's samples at a step, as a function of the seed and the step alone."""
+"""Choice of a worker's samples at a step, as a function of only the seed and the step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 EPOCHS, SAMPLES = 8, 2**14
-"""Maximum numbers of epochs, and of their samples, with orders drawn together.  Alone, between short steps,
-each order takes more than twice as long."""
+"""Maximum numbers of epochs, and of their samples, whose orders are drawn together. An order drawn alone,
+between short steps, takes more than twice as long.
+"""
 
 
 class Sampler:
@@ -32,7 +33,7 @@ class Sampler:
     ``uneven``, and their slices of a batch, are proportional to 1, 2, ..., N.
 
     Under map-reduce with a fraction below 1, a hash of seed, step and sample number decides whether the batch
-    keeps a sample. So this choice, too, does not depend on the number of workers.
+    keeps a sample. So this choice does not depend on the number of workers either.
 
     Parameters
     ----------
@@ -43,8 +44,8 @@ class Sampler:
     size : int
         Number of training samples.
     device : torch.device or str
-        Device of the indices, where whole stretches of the streams are kept; a fraction below 1 is drawn on the
-        host.
+        Device of the indices, where whole stretches of the streams are kept. A fraction below 1 is drawn on
+        the host.
 
     Raises
     ------
@@ -89,7 +90,7 @@ class Sampler:
         Parameters
         ----------
         step : int
-            Global step, 0-based; steps may be asked for in any order.
+            Global step, 0-based. Steps may be requested in any order.
         worker : int
             0-based.
 
@@ -113,7 +114,7 @@ class Sampler:
 class _Stream:
     """Endless stream of samples.
 
-    Each epoch holds each of `members` once, in an order drawn by key and epoch.
+    Each epoch holds each member once, in an order drawn by key and epoch.
     """
 
     def __init__(

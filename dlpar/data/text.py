@@ -21,7 +21,7 @@ from dlpar.config.schema import BadData
 from dlpar.data.cache import Arrays, cached
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""The 96 known characters; any other becomes ``?``."""
+"""The 96 known characters. Any other character becomes ``?``."""
 
 PACKAGES = 10
 """Number of labels in the word view: the packages with the most docstrings."""

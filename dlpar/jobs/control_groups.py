@@ -1,6 +1,6 @@
 """Cores and memory that control groups and the machine grant this process.
 
-On import it loads the standard library only.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dlpar.config.paths import open_plain
 
 UNLIMITED = 1 << 60
-"""Memory limits of control groups version 1 above this value mean no limit."""
+"""Value above which a memory limit of control groups version 1 means no limit."""
 
 
 def usable_cores() -> int:
@@ -113,6 +113,6 @@ def text_of(path: Path) -> str:
 
 
 def number_in(path: Path) -> int | None:
-    """Return the whole number in a file, or None for ``max`` or no file."""
+    """Return the whole number in a file, or None for ``max`` or a missing file."""
     text = text_of(path).strip()
     return int(text) if text.isdecimal() else None

@@ -34,7 +34,7 @@ REMOVED = "the run folder was removed while the job ran"
 """Reason given for a job whose folder was removed."""
 
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/animation.py")
-"""Parts of the paths of files that carry messages; the relevant line is in their caller."""
+"""Parts of the paths of files that carry messages. The relevant line is in their caller."""
 
 _THREAD = re.compile(r"hread (0x\w+).*\(most recent call first\):\n((?:  .*\n?)*)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
@@ -243,7 +243,8 @@ def _frames(stacks: str) -> list[tuple[str, str, str]]:
     """Return file, line and function of each of a rank's frames, the innermost first.
 
     The main thread is written last.  With a GPU, the backward pass runs in a thread of autograd, whose outermost
-    frame is autograd's.  The main thread waits for it, so its frames are inside the main thread's.
+    frame is autograd's.  The main thread waits for that thread, so the thread's frames are inside the main
+    thread's.
     """
     found = [(thread, _FRAME.findall(frames)) for thread, frames in _THREAD.findall(stacks)]
     if not found:
@@ -274,7 +275,7 @@ def _last_step(path: Path) -> int:
 
 
 def _header(path: Path) -> Record:
-    """Return a rank's first record, its header. The result is empty if it is not yet written."""
+    """Return a rank's first record, its header. Return an empty record if it is not yet written."""
     first = next(lines_of(path), {})
     return first if first.get("k") == "rank" else {}
 

@@ -1,7 +1,7 @@
 """Fork server: a process that has already imported torch and MPI, and forks ranks in milliseconds.
 
 The server imports and computes nothing more, because a thread started here would be lost in every child.
-Ranks share its memory until they write to it, so a rank costs some 10 MB instead of 150. One server serves
+Ranks share its memory until they write to it, so a rank costs about 10 MB instead of 150. One server serves
 one user, one Python and one state of dlpar's files.  It exits when these files change, or after a while
 without jobs.  This module imports only the standard library, because a job's guardian uses the functions
 below to find or start the server.
@@ -40,7 +40,7 @@ READ = {".py", ".json", ".toml"}
 """Suffixes of the files that a rank reads."""
 
 IDLE = 600.0
-"""Seconds that a fork server waits for a job; ``$DLPAR_WARM_IDLE`` overrides it, 0 forbids warm starts."""
+"""Seconds that a fork server waits for a job. ``$DLPAR_WARM_IDLE`` overrides it. 0 forbids warm starts."""
 
 START = 60.0
 """Seconds that a fork server may take to import everything."""
@@ -49,7 +49,7 @@ SOCKET_LENGTH = 107
 """Maximum length in bytes of a Unix socket's path."""
 
 started: list[subprocess.Popen] = []
-"""Fork servers started by this process, which outlive it."""
+"""Fork servers that this process started, and that outlive this process."""
 
 
 # ---- finding or starting the server ------------------------------------------------
@@ -164,7 +164,7 @@ class Stub(Connection):
 
 
 class ForkServer:
-    """Server that forks a rank for each request, reports the rank's end, and cleans up its processes.
+    """Server that forks a rank for each request, reports the rank's end, and cleans up the rank's processes.
 
     A rank ends with its stub, even if the server has been killed.  A rank reports its own status.  The server
     reports ranks that were ended by a signal. Every rank adopts the orphans among its descendants, so the
@@ -173,9 +173,9 @@ class ForkServer:
     Parameters
     ----------
     path : Path
-        The socket of this server; a newer server may take over the name.
+        The socket of this server. A newer server may take over the name.
     fingerprint : str
-        State of dlpar's files; a job with another state gets ``stale`` and starts a newer server.
+        State of dlpar's files. A job with another state gets ``stale`` and starts a newer server.
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
@@ -194,7 +194,7 @@ class ForkServer:
     def serve(self, idle: float) -> None:
         """Serve until all ranks have ended and the server may leave.
 
-        It may leave when dlpar changed or no job came for `idle` seconds.
+        It may leave when dlpar has changed or no job has come for `idle` seconds.
         """
         quiet_since = time.monotonic()
         while self.ranks or not self.leaving:
@@ -241,7 +241,7 @@ class ForkServer:
         close_files(stub.files) if stub in self.ranks else stub.close()
 
     def _leave(self) -> None:
-        """Stop taking requests. Free the socket's name unless a newer server has it."""
+        """Stop taking requests. Free the socket's name unless a newer server has taken it."""
         self.leaving = True
         for open_socket in (self.listener, *(stub for stub, pid in self.ranks.items() if pid is None)):
             open_socket.close()
@@ -293,7 +293,7 @@ class ForkServer:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            if os.getppid() != server:  # it was killed
+            if os.getppid() != server:  # the server was killed
                 end_children()
             _answer(connection, status)  # the server may be killed before it reports how we ended
             os._exit(status)

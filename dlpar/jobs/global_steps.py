@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 LATE = 0.5
-"""Maximum seconds of a run that readers wait for a late rank's records."""
+"""Maximum seconds of a run for which readers wait for a late rank's records."""
 
 
 class GlobalStep(NamedTuple):
@@ -19,15 +19,15 @@ class GlobalStep(NamedTuple):
     samples: int
     """Number of samples of all workers in all steps so far."""
     bytes: float
-    """Bytes sent by all workers in all steps so far; NaN if a library does not report its traffic."""
+    """Bytes sent by all workers in all steps so far, or NaN if a library does not report its traffic."""
     seconds: float
     """Time at which the last worker ended this step."""
     loss: float
-    """Mean loss over the global batch; for an empty batch, the previous step's loss."""
+    """Mean loss over the global batch. For an empty batch, it is the previous step's loss."""
     batch: int
     """Samples of this step alone."""
     attempt: int
-    """Attempt of the run that did this step; a later attempt repeats lost steps."""
+    """Attempt of the run that did this step. A later attempt repeats lost steps."""
     sketches: dict[int, list[float]]
     """Newest sketch of each rank's weights, recorded in this step or before."""
 
@@ -46,7 +46,7 @@ class GlobalSteps:
     workers : int
         Number of worker-steps in a global step, without backup workers.
     runs_free : bool, default False
-        Whether workers do as many steps as they can.  Then any N worker-steps make a global step, in the
+        Whether workers do as many steps as they can. If so, any N worker-steps make a global step, in the
         order in which they ended.  Otherwise a global step is the same step of all workers.
 
     Attributes
@@ -106,20 +106,21 @@ class GlobalSteps:
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
         """Return, in order, the global steps completed since the last call.
 
-        Call this once all files were read.
+        Call this once all files have been read.
 
         Parameters
         ----------
         ended : bool, default False
             Whether no further record will come.
         late : float, default :data:`LATE`
-            Seconds of waiting for a free-running worker that stalls.
+            Seconds to wait for a free-running worker that stalls.
         """
         before, self._ended = self._ended, []
         if self.runs_free:
             return before + self._any_n(math.inf if ended else self._in_order_until(late))
         whole = [step for step, parts in self._open.items() if len(parts) == parts[0][-1]]
-        # Workers of a complete step have recorded all earlier steps, so missing records are a dead rank's.
+        # Workers of a complete step have recorded all earlier steps, so missing records belong to a dead
+        # rank.
         complete = sorted(step for step in self._open if whole and step <= max(whole))
         # Sorted by rank, so that the sum does not depend on the order of reading.
         return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
@@ -139,7 +140,8 @@ class GlobalSteps:
         if not self._newest:
             return -math.inf
         newest = self._newest.values()
-        # Files are read one by one, so a rank's step is in order once all others were read up to its time.
+        # Files are read one by one, so a rank's step is in order once all other files have been read up to
+        # its time.
         heard = min(newest) if len(newest) == self.workers else -math.inf
         return max(heard, max(newest) - late)
 

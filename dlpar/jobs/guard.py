@@ -26,10 +26,10 @@ from dlpar.jobs.summary import Summary
 from dlpar.worlds import mpiexec
 
 START = {"warm": 30.0, "cold": 120.0}
-"""Minimum seconds allowed until the first rank starts: four cold starts took a minute on two busy cores."""
+"""Minimum seconds allowed until the first rank starts. Four cold starts took a minute on two busy cores."""
 
 SUMMARISED = 64 << 20
-"""Maximum bytes of records that the guardian summarises; a reader summarises a longer run."""
+"""Maximum bytes of records that the guardian summarises. A reader summarises a longer run."""
 
 STOPS = {
     number: f"the launcher got {number.name}, so it was stopped"
@@ -39,10 +39,10 @@ STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, if it reaches all proc
 """Signals that end a job, and the reason to report."""
 
 ELSEWHERE = 1.2
-"""Seconds for the starter to end ranks on other machines before it is ended, too."""
+"""Seconds that the starter gets to end ranks on other machines before it is ended as well."""
 
 KILLED = 8.0
-"""Maximum seconds until killed processes have ended; one with a GPU first gives back its memory."""
+"""Maximum seconds until killed processes have ended. A process with a GPU first frees the GPU's memory."""
 
 LOG_LIMIT = 64 << 20
 """Maximum size of log.txt in bytes, because a rank that prints in a loop must not fill the disk."""
@@ -109,7 +109,7 @@ class Guardian:
         os.write(self.records, (json.dumps(record) + "\n").encode())
 
     def end(self, status: str, reason: str, rank: int | None = None) -> None:
-        """Decide how the job ends. The first decision holds."""
+        """Decide how the job ends. The first decision is final."""
         if rank in self.killed:
             reason = reason.replace("(perhaps memory ran out)", "on request")
         self.outcome = self.outcome or diagnosis.Outcome(status, reason, rank)
@@ -136,7 +136,7 @@ class Guardian:
     def _hear_owner(self, source: int) -> None:
         """Handle the owner's requests through pipe 0: signal a rank or end the job.
 
-        Also end the job without an owner.
+        Also end a job that has lost its owner.
         """
         said = os.read(0, 1 << 12).decode() if source == 0 else ""
         for line in said.splitlines() or ["the process that started it has ended, so it was stopped"]:
@@ -195,7 +195,7 @@ class Guardian:
         question = {"slots": self.spec["ranks"], "as": self.spec["who"]}
         self.queue = slots.Talk(Path(self.spec["queue"]), question)
         if self.spec["warm"]:
-            fork_server.prepare()  # otherwise other jobs would wait for it, once it is our turn
+            fork_server.prepare()  # otherwise other jobs would wait for this once it is our turn
         self.selector.register(self.queue, selectors.EVENT_READ, self._hear_queue)
         while not self.queue.files and self.outcome is None:
             self._hear(1.0)
@@ -321,7 +321,7 @@ class Guardian:
 def main() -> None:
     """Read the job as a JSON line from standard input. The input stays open while the owner wants the job.
 
-    The guardian is a child of this process, which cleans up after it if it is killed.
+    The guardian is a child of this process. If the guardian is killed, this process cleans up.
     """
     # Without a buffer, so that the owner's later messages are still in the pipe.
     with open(0, "rb", buffering=0, closefd=False) as owner:

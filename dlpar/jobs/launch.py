@@ -37,7 +37,7 @@ from dlpar.worlds.mpiexec import environment, find_starter, on_one_host
 from dlpar.worlds.platforms import nodes_of, workload
 
 load = pickle.loads
-"""Reader of results; a process that does not trust the ranks replaces it by a stricter reader."""
+"""Reader of results. A process that does not trust the ranks replaces it with a stricter reader."""
 
 _live: list[Job] = []
 """Jobs that continue without a reference to their object, until this process ends."""
@@ -51,7 +51,7 @@ NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi 
 
 
 class JobFailed(RuntimeError):
-    """Job that did not finish. The message contains the reason and every failed rank's traceback."""
+    """Error of an unfinished job. The message contains the reason and every failed rank's traceback."""
 
 
 class Job:
@@ -152,7 +152,8 @@ class Job:
         Raises
         ------
         ValueError
-            As for :meth:`kill`; and for more than half the job's timeout, after which its guardian ends it.
+            As for :meth:`kill`, and for more than half of the job's timeout. At the timeout, the guardian
+            ends the job.
         """
         most = self._experiment.cluster.timeout / 2
         if not 0 < seconds <= most:
@@ -160,7 +161,7 @@ class Job:
         self._order(rank, stall=seconds)
 
     def slow(self, rank: int, factor: float = 4.0) -> None:
-        """Make a worker compute `factor` times as long from now on. A factor of 1 ends this.
+        """Make a worker compute `factor` times as long from now on. A factor of 1 ends the slowdown.
 
         Raises
         ------
@@ -207,7 +208,7 @@ class Job:
         JobFailed
             If a rank failed or the job was stopped.
         TimeoutError
-            If the job still runs after `timeout`; the job continues.
+            If the job still runs after `timeout`. The job continues.
         KeyboardInterrupt
             If interrupted, after the job is stopped.
         """
@@ -300,7 +301,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     Raises
     ------
     BadExperiment
-        If the run is live or done, or has no complete snapshot itself.
+        If the run is live or done, or has no complete snapshot of its own.
     """
     from dlpar.jobs import snapshot  # imported here, because it loads torch, which a launcher does not need
 
@@ -393,15 +394,15 @@ def spmd(
     Parameters
     ----------
     function : callable
-        Takes a :class:`~dlpar.comm.Comm` first; may come from a notebook cell.
+        Takes a :class:`~dlpar.comm.Comm` as its first argument. It may come from a notebook cell.
     workers : int
-        Number of ranks, 1 to 64; in the simulated world up to 256, and up to 4096 if messages carry sizes
-        only.
+        Number of ranks, 1 to 64; in the simulated world up to 256, and up to 4096 if messages carry only
+        sizes.
     world : str
         ``"real"``: MPI processes on this machine; ``"paced"``: the same processes on a platform's clock;
         ``"simulated"``: all in one process, on a virtual clock, which finds a deadlock at once.
     timeout : float
-        Seconds after which unfinished ranks are ended; the message names each rank's line of code.
+        Seconds after which unfinished ranks are ended. The message names each rank's line of code.
     **cluster
         Further fields of an experiment's cluster: ``platform="p100-25gbe"``, ``messages="sizes"``.
         Real ranks' tensors are on the host, unless ``device="cuda"``.
@@ -411,7 +412,7 @@ def spmd(
     BadExperiment
         For a bad value, in one sentence.
     JobFailed
-        If a rank raised, died or hung: one message with every failed rank's own traceback.
+        If a rank raised an exception, died or hung. One message holds every failed rank's own traceback.
 
     Examples
     --------

@@ -22,11 +22,11 @@ OF_A_RANK = 20e6
 """Minimum bytes of a rank without its model: 19 MB if forked from a warm server, and 5 MB of mpiexec."""
 
 OF_A_SIMULATION = 30e6
-"""Minimum bytes of a simulation's single process, without its ranks' models; measured: 40 MB."""
+"""Minimum bytes of a simulation's single process, without its ranks' models: 40 MB, as measured."""
 
 
 SMALL = 1e8
-"""Bytes of a worker's model state below which its GPU is not looked at."""
+"""Bytes of a worker's model state below which its GPU is not checked."""
 
 
 def check_memory(experiment: Experiment, left: int | None = None, cards: Sequence[Gpu] | None = None) -> None:
@@ -46,7 +46,7 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
     Raises
     ------
     BadExperiment
-        If the job needs more; the sentence gives the number of workers that would fit.
+        If the job needs more. The message gives the number of workers that would fit.
     """
     workers, cluster = experiment.workers, experiment.cluster
     if cluster.world != "simulated" and not on_one_host(find_starter(), cluster.hostfile):

@@ -56,7 +56,7 @@ PATIENCE = 0.7
 
 
 class NeverYields(RuntimeError):
-    """Simulated rank that computes forever and never calls its communicator."""
+    """Error of a simulated rank that computes forever and never calls its communicator."""
 
 
 def run_rank(argv: list[str]) -> int:

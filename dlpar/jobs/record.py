@@ -34,10 +34,10 @@ SNAPSHOT = "snapshot"
 """Name of the span in which a step waits for a copy of the state."""
 
 COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update"})
-"""Spans counted as computing; all others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
+"""Spans counted as computing. All others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
 
 NOTHING = 2e-6
-"""Maximum seconds of a span on the wall clock that is not written, as it is empty; on other clocks 0 s."""
+"""Maximum seconds of an empty span on the wall clock (on other clocks 0 s). Empty spans are not written."""
 
 
 class Span:
@@ -117,9 +117,9 @@ class Recorder:
     folder : path
         The run folder; ``rank-<rank>.jsonl`` in it is created.
     comm : Comm
-        The rank's communicator; its clock gives every time in the file.
+        The rank's communicator. Its clock gives every time in the file.
     file : RankFile, optional
-        A file that many ranks of one process share; each line then names its rank.
+        A file that many ranks of one process share. Each line then names its rank.
     began : float
         Seconds of the run before this attempt, in a resumed run.
     """
@@ -169,7 +169,7 @@ class Recorder:
     def step(self, step: int, **facts: Any) -> None:
         """Finish a step. Write a line with its loss, samples, traffic, seconds and spans.
 
-        A step on a GPU is written when the next one ends, so that the host never waits for the present one.
+        A step on a GPU is written when the next one ends, so that the host never waits for the current one.
         """
         facts |= self.comm.world.state()
         spans, self._spans = self._spans, []
@@ -216,7 +216,7 @@ class Recorder:
     def interrupted(self, at: float) -> None:
         """Count the time since the last step as lost.
 
-        A rank's death was noticed `at`, and a restart follows.
+        A rank's death was noticed at time `at`, and a restart follows.
         """
         self._write_last()
         spans, self._spans = [] if self._device else self._spans, []  # a GPU's are not timed yet
@@ -269,7 +269,7 @@ class Recorder:
 
 
 class Unrecorded(Recorder):
-    """Recorder that writes nothing. It measures the overhead of recording."""
+    """Recorder that writes nothing. It serves to measure the overhead of recording."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
@@ -289,8 +289,8 @@ class Unrecorded(Recorder):
 class Done(NamedTuple):
     """Step whose work a GPU may not have finished.
 
-    `end`, and the times in `spans`, are moments of the GPU.  On the rank's clock its moment `zero` was `at`.
-    `waits` returns the seconds that the GPU waited for messages.
+    `end`, and the times in `spans`, are moments of the GPU.  The GPU's moment `zero` was `at` on the rank's
+    clock. `waits` returns the seconds that the GPU waited for messages.
     """
 
     step: int

@@ -1,12 +1,12 @@
 """Recovery from a rank's death: survivors agree on their state, then restart from the state they hold.
 
 A step is a transaction: exchanges of an interrupted step are discarded.  Equal replicas take the state of the
-replica with the most steps.  Servers go back to the latest version that all of them have; the copy on its
-successor replaces a dead server's range.  Replicas of gossip keep their own state.  Each survivor's program
-then restarts, as in a resumed run.
+replica with the most steps.  Servers go back to the latest version that all of them have. A dead server's
+range is replaced with the copy on its successor.  Replicas of gossip keep their own state.  Each survivor's
+program then restarts, as in a resumed run.
 
 Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI communication capability"
-(IJHPCA 2013): User Level Failure Mitigation, by which MPI reports a death, and revokes and shrinks
+(IJHPCA 2013): User Level Failure Mitigation, with which MPI reports a death, and revokes and shrinks
 communicators.
 """
 

@@ -164,7 +164,7 @@ class Run:
         Seconds are in ``t compute comm wait``, and sent bytes in ``bytes``.
         """
         rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
-        # Of repeated steps, the last.
+        # Keep the last of repeated steps.
         frame = _frame(rows, STEP_COLUMNS).drop_duplicates(["rank", "step"], keep="last")
         return frame.sort_values(["step", "rank"], ignore_index=True)
 
@@ -206,7 +206,8 @@ class Run:
         Columns: ``step``; ``seconds``, when the last worker ended the step; ``distance``, the root of the
         mean over workers of ‖x_i - mean‖², with the weights at the start of the step.  If workers run free,
         every N worker-steps give a row, from the latest weights of each worker.  Distances are estimated from
-        sketches (:mod:`dlpar.sync.sketch`): they differ by about 10 %, with the same factor throughout a run.
+        sketches (:mod:`dlpar.sync.sketch`). They are off by about 10 %, with the same factor throughout a
+        run.
         """
         rows = [(done.step, done.seconds, (apart**2).mean() ** 0.5) for done, apart in self.from_the_mean()]
         return _frame(rows, ["step", "seconds", "distance"])
@@ -266,7 +267,7 @@ class Run:
     def to_perfetto(self, path: str | os.PathLike) -> Path:
         """Write a trace that ui.perfetto.dev and chrome://tracing open, with one track per rank.
 
-        Each rank is a process of the trace with one thread for its spans; the loss of its samples is a
+        Each rank is a process of the trace with one thread for its spans. The loss of its samples is a
         counter.  Source: "Trace Event Format", Google, 2016.
         """
         events = [event for found in self.records() for event in _trace(*found)]

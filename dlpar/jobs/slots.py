@@ -8,8 +8,8 @@ new file.  Without a keeper there is no limit.
 
 The next turn goes to the user with the fewest slots.  Among equals the longest time since the last turn
 decides, then the time of arrival.  Nobody overtakes the user whose turn it is, even with a smaller job.
-So a user who queues for one job waits for at most one job of each of the others.  The kernel names the user
-of a connection.  If several users share the keeper's account (a hub's list of names), each gives a name.
+So a user who queues for one job waits for at most one job of each other user.  The kernel names the user of a
+connection.  If several users share the keeper's account (a hub's list of names), each gives a name.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, close_files, listen, user_of
 
 USUAL = Path("/run/dlpar/slots")
-"""Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another; empty: no limit."""
+"""Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another. If it is empty, there is no limit.
+"""
 
 MOST = 200
-"""Maximum number of slots of a machine: one message can pass this many files."""
+"""Maximum number of slots of a machine, because one message can pass only this many files."""
 
 LOOK = 0.1
-"""Seconds between checks of the slots while a job waits: a job's last process may outlive its guardian."""
+"""Seconds between checks of the slots while a job waits. A job's last process may outlive its guardian."""
 
 MOST_EACH = 32
-"""Maximum number of a user's connections, so that nobody can block others; the keeper's account is exempt."""
+"""Maximum number of a user's connections, so that no user can block others. The keeper's account is exempt.
+"""
 
 
 LONGEST_TURN = 1800.0
@@ -174,9 +176,9 @@ class Keeper:
     path : Path
         Socket of the keeper, open to all users.  A private folder beside the socket holds the slots' files.
     slots : int
-        Ranks that may run at the same time; a larger job takes all slots, and runs alone.
+        Ranks that may run at the same time. A larger job takes all slots, and runs alone.
     teachers : sequence of int
-        Numbers of users who may pause all jobs and see who holds slots, besides root and the keeper's own user.
+        IDs of users who may pause all jobs and see who holds slots, besides root and the keeper's own user.
     longest : float
         Seconds for which a job keeps its slots while others wait.
 

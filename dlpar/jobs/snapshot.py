@@ -3,7 +3,7 @@
 A rank's state is a set of named tensors and numbers with a version.  An object lists the attributes that
 belong to its state: ``kept = ("weights", "optimizer")``.  Nested objects do the same. Each rank writes its
 own shard in the safetensors format, which holds no code.  It writes under a temporary name, syncs to the
-disk, and then renames the file.  The rank whose shard is the last of a set writes the set's manifest; a set
+disk, and then renames the file.  The rank whose shard is the last of a set writes the set's manifest. A set
 without a manifest is not a snapshot.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlpar.delays import Delays
 
 ATTEMPT = "attempt.json"
-"""Name of the file with the present attempt of a resumed run."""
+"""Name of the file with the current attempt of a resumed run."""
 
 Tree = Any
 """State as JSON: numbers, text and None unchanged; ``{"tensor": name}``, ``{"list": […]}``,
@@ -199,7 +199,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
     Raises
     ------
     BadExperiment
-        If there is no such snapshot; the sentence says why the newest is refused.
+        If there is no such snapshot. The message says why the newest is refused.
     """
     why = "it has none: only a run with snapshot.every above 0 writes them"
     for step in snapshots_in(folder):
@@ -242,7 +242,7 @@ class Attempt(NamedTuple):
     Attributes
     ----------
     number : int
-        0 for the first attempt, 1 after a run was resumed once.
+        0 for the first attempt, 1 after a run has been resumed once.
     step : int
         Global steps done before this attempt.
     began : float
@@ -273,7 +273,8 @@ class Attempt(NamedTuple):
         """Return the initial state of a rank, or None in a first attempt.
 
         With another number of workers, flat ranges of ZeRO are cut again, and servers keep their state.
-        Other workers take the common state of one replica, or in gossip each takes the state of one replica.
+        Other workers take the common state of one replica. In gossip, each takes the whole state of one
+        replica.
         """
         if not self.number:
             return None
@@ -354,7 +355,7 @@ class Orders(Death):
 
     def hear(self, record: Recorder, delays: Delays | None) -> None:
         """Follow new orders to this rank: to die after this step, or to change its delays."""
-        # Each step looks, so the usual case, no file, must cost a microsecond.
+        # Each step checks this, so the usual case, no file, may cost only a microsecond.
         if os.access(self._path, os.F_OK) and (size := os.stat(self._path).st_size) != self._size:
             new = [*lines_of(Path(self._path))][self._heard :]
             self._size, self._heard = size, self._heard + len(new)
@@ -364,7 +365,7 @@ class Orders(Death):
                 if delays and "stall" in order:
                     delays.change(stall=order["stall"])
                 record.event("ordered", **{k: v for k, v in order.items() if k not in ("k", "rank")})
-        if delays and self._factor not in (None, delays.factor):  # also for new delays after another's death
+        if delays and self._factor not in (None, delays.factor):  # also for new delays after another death
             delays.change(self._factor)
 
 
@@ -443,7 +444,7 @@ class Keeper(comm.Keeper):
         return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
 
     def standing(self) -> tuple[int, int]:
-        """Return the own and global steps in this rank's weights. An unrecorded step counts."""
+        """Return the own and the global steps in this rank's weights, including an unrecorded step."""
         if sync := self.parts.get("sync"):
             return self.own + sync.begun, self.done + sync.begun
         done = min(server.done for server in self.parts.values())

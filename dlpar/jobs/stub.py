@@ -1,9 +1,8 @@
 """Stub that mpiexec starts in a warm launch, while the fork server forks the rank.
 
 Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank with this process's
-environment, folder and file descriptors.  The stub waits, and ends with the rank's status.  If the stub is
-killed, its pipe closes and the rank
-is killed.
+environment, folder and file descriptors.  The stub waits, and ends with the rank's status. If the stub is
+killed, its pipe closes and the rank is killed.
 """
 
 from __future__ import annotations

@@ -49,13 +49,13 @@ class Summary:
     run : str
         Id of the run.
     workers : int
-        Workers of the experiment; servers are not counted.
+        Workers of the experiment. Servers are not counted.
     backup : int
         Number of workers whose steps an update does not need.
     runs_free : bool
-        Whether workers do as many steps as they can, instead of equally many.
+        Whether workers do as many steps as they can, instead of equal numbers.
     lead_bound : int or None
-        Maximum lead over the slowest worker, in clocks; None without a bound.
+        Maximum lead over the slowest worker, in clocks, or None without a bound.
     counts_lead : bool
         Whether workers know how far they lead.
     """

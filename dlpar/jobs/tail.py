@@ -23,7 +23,7 @@ except ImportError:  # the guardian of a job uses only the standard library
 Record = dict[str, Any]
 
 ALL_RANKS = "rank-all"
-"""Name of the file that all ranks of a simulation write to; each line names its rank."""
+"""Name of the file that all ranks of a simulation write to. Each line names its rank."""
 
 CALL = "call.pkl"
 """Name of the file with a packed function, which the ranks call instead of training."""
@@ -36,7 +36,7 @@ ORDERS = "orders.jsonl"
 """Name of the file with orders to running ranks."""
 
 RECORDS = re.compile(r"(?:rank-(?:\d{1,5}|all)|job)\.jsonl")
-"""Names of the files with records of the present attempt."""
+"""Names of the files with records of the current attempt."""
 
 EARLIER = re.compile(r"(rank-(?:\d{1,5}|all)|job)\.(\d{1,4})\.jsonl")
 """Names of the files of an earlier attempt, with its number."""

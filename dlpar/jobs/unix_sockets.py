@@ -59,7 +59,7 @@ class Connection(socket.socket):
     """
 
     MOST_FILES = 0
-    """Maximum number of open files in one message; the kernel closes further files."""
+    """Maximum number of open files in one message. The kernel closes further files."""
 
     LONGEST = 1 << 22
     """Maximum number of bytes kept of an incomplete message."""

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from dlpar.comm.base import Collective
 
 MOST = 16
-"""Maximum numbers of ranks and of chunks; a figure and the digits of a float64 cannot distinguish more."""
+"""Maximum numbers of ranks and of chunks. A figure and the digits of a float64 cannot distinguish more."""
 
 CELL = 0.74
-"""Width of a cell; the rest of its column is for arrows."""
+"""Width of a cell. The rest of its column is for arrows."""
 
 SENT = theme.PHASES["communicate"].colour
 UNKNOWN = "#9a9a9a"
@@ -40,10 +40,10 @@ def animate(
 ) -> Figure:
     """Run a collective on real ranks. Show the messages and all ranks' contents round by round.
 
-    A row is a rank, a column is a chunk of one element. A cell lists the ranks whose contributions it holds;
-    more contributions are darker. In a round, a rank sends at most one message, receives at most one, and
-    forwards only earlier data. So rounds are the cost of a collective on links that carry one message each
-    way at a time. The order of messages in this run does not matter.
+    A row is a rank, and a column is a chunk of one element. A cell lists the ranks whose contributions it
+    holds. A cell with more contributions is darker. In a round, a rank sends at most one message, receives at
+    most one, and forwards only earlier data. So rounds are the cost of a collective on links that carry one
+    message each way at a time. The order of messages in this run does not matter.
 
     Parameters
     ----------
@@ -62,7 +62,8 @@ def animate(
     Returns
     -------
     Figure
-        Figure with a slider over the rounds; ``caption(figure)`` is its caption, ``table(figure)`` its messages.
+        Figure with a slider over the rounds; ``caption(figure)`` is its caption, and ``table(figure)`` lists
+        its messages.
 
     Raises
     ------
@@ -248,7 +249,7 @@ class Rounds(NamedTuple):
 class Event(NamedTuple):
     """One end of a message, seen by its rank.
 
-    It holds ``send`` or ``recv``, and the rank's tensor before.
+    It holds ``send`` or ``recv``, and the rank's tensor before the event.
     """
 
     kind: str
@@ -319,7 +320,7 @@ class LoggingComm:
 
 
 class _Receiving:
-    """Pending receive, logged once, when complete."""
+    """Pending receive. It is logged once, when it is complete."""
 
     def __init__(self, comm: LoggingComm, request: Request) -> None:
         self._comm, self._request, self._arrival = comm, request, None
@@ -344,7 +345,7 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
     collective : callable
         Works in place on a flat float64 tensor.
     starts : list of list of float
-        Initial tensor of each rank; the number of lists is the number of ranks.
+        Initial tensor of each rank. The number of lists is the number of ranks.
     timeout : float, default 20
         Seconds after which ranks that wait for each other are killed.
 

@@ -21,14 +21,14 @@ ONLY_MEANT = {
     "split.redundancy", "split.async_allreduce", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
     "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
-"""Fields that must be unset if they have no effect with other values; if hidden, they count as unset."""
+"""Fields that must be unset if they have no effect with other values. Hidden ones count as unset."""
 
 
 class Controls:
     """Values of all fields by their paths, such as ``workers`` or ``model.width``.
 
-    If a part has several kinds, only the fields of the chosen kind are shown; the values of the
-    others are kept.  A field that kinds define differently has a value for each kind, at first its default.
+    If a part has several kinds, only the fields of the chosen kind are shown. The values of the other fields
+    are kept.  A field that kinds define differently has a value for each kind, at first its default.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Controls:
 
 
 def settings(experiment: Experiment) -> Iterator[Setting]:
-    """All fields that can be set."""
+    """Yield all fields that can be set."""
     for name, field in type(experiment).model_fields.items():
         value = getattr(experiment, name)
         if isinstance(value, Part):
@@ -174,9 +174,9 @@ class Setting(NamedTuple):
     field : FieldInfo
         Type, bounds and description.
     value : object
-        Current value; the default if the current kind of its part has no such field.
+        Current value, or the default if the current kind of its part has no such field.
     by_head : dict of str to FieldInfo
-        Field of each kind that has it, by the head of the kind; empty if the part has only one kind.
+        Field of each kind that has it, by the head of the kind. Empty if the part has only one kind.
     is_head : bool
         Whether the field itself chooses the kind of its part.
     """

@@ -75,7 +75,7 @@ def entries() -> dict[str, dict[str, Any]]:
 def predictions() -> pd.DataFrame:
     """Return your predictions and their results, with one row for each question.
 
-    Nobody else sees them unless you share them with the class; :func:`forget_predictions` deletes them.
+    Nobody else sees them unless you share them with the class. :func:`forget_predictions` deletes them.
     """
     import pandas as pd
 

@@ -15,7 +15,7 @@ from dlpar.jobs.run import Run
 from dlpar.lab import theme
 
 ROWS = 100
-"""Rows of each series in the table under a figure; :func:`table` returns all rows."""
+"""Rows of each series in the table under a figure. :func:`table` returns all rows."""
 
 
 class Figure(go.Figure):
@@ -103,7 +103,7 @@ def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts
     table : Table, optional
         Default: the points of all traces.
     **facts
-        Further facts, such as the bubble of a schedule; ``open=True`` opens the table at first.
+        Further facts, such as the bubble of a schedule. ``open=True`` opens the table at first.
     """
     heads, rows = table or ((), ())
     columns = {head: [row[n] for row in rows] for n, head in enumerate(heads)}
@@ -135,7 +135,7 @@ def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: 
     names : sequence of str
         Names of the rows, the first on top.
     parts : mapping of str to (dict, sequence of float)
-        Name of each part -> its attributes and its length in each row; parts without length are left out.
+        Name of each part -> its attributes and its length in each row. Parts without length are left out.
     marks : (str, sequence of float or None)
         Name of the strokes and the place of each; None: no stroke.
     """

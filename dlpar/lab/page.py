@@ -40,7 +40,7 @@ def module(*names: str) -> str:
 
 @lru_cache(maxsize=1)
 def compressed_plotly() -> bytes:
-    """Script plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
+    """Return plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
     import plotly
 
     source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -52,7 +52,7 @@ class Page(anywidget.AnyWidget):
 
     Notes
     -----
-    Nothing is sent before :meth:`flush`; a reader thread calls it at most ten times a second.
+    Nothing is sent before :meth:`flush`. A reader thread calls this method at most ten times a second.
     """
 
     _css = (HERE / "lab.css").read_text()

@@ -59,15 +59,15 @@ class Panel(RunPage):
         Fields on the first screen, such as ``"workers"``, ``"model.width"`` or ``"world"``;
         all others are under "More settings".
     question : str, default ""
-        Question that the run answers; shown at the top.
+        Question that the run answers. It is shown at the top.
     title : str, default "Train"
         Heading.
     first : str, optional
         Title of the tab of the figure in front, such as ``"Timeline"``; default: the first.
     prediction : Prediction, optional
-        Prediction of a throughput, in samples/s or in multiples of the first run's; drawn and stated.
+        Prediction of a throughput, in samples/s or in multiples of the first run's. It is drawn and stated.
     recording : Run or path, optional
-        A run that has ended, or its id or folder; it plays, marked as a recording, until Run is pressed.
+        A run that has ended, or its id or folder. It plays, marked as a recording, until Run is pressed.
 
     Raises
     ------
@@ -311,7 +311,7 @@ class Panel(RunPage):
 # ---- offers of a teacher -------------------------------------------------------------
 
 LOOK = 2.0
-"""Seconds between two checks for an offer, for all panels of a kernel together; only on a hub."""
+"""Seconds between two checks for an offer, on a hub only. One check serves all panels of a kernel."""
 
 
 class Offer:
@@ -400,14 +400,14 @@ TOO_LONG = 2.0
 """Seconds after which a simulation is too long to be an answer before Run."""
 
 MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
-"""Messages of workers that one core simulates, without the ranks' computing and the servers' answers."""
+"""Messages of workers that one core simulates, without the ranks' computation and the servers' answers."""
 
 
 class Foreseen(NamedTuple):
     """Forecast of a whole run from a simulation of a few steps."""
 
     rate: float | None = None
-    """Samples a second, on the platform's clock; None if sizes do not suffice."""
+    """Samples per second on the platform's clock, or None if sizes do not suffice."""
     seconds: float = 0.0
     """Smallest number of seconds in which the whole run can be simulated."""
 
@@ -436,7 +436,7 @@ class Ghost:
 
 
 def simulated(experiment: Experiment) -> Foreseen:
-    """Simulate a few steps of an experiment on its platform. Messages carry sizes only.
+    """Simulate a few steps of an experiment on its platform. Messages carry only sizes.
 
     The simulation runs in a process of the fork server, as jobs do.
     """
@@ -485,7 +485,7 @@ def _fork(socket: Path, folder: str) -> None:
 class Comparison(RunPage):
     """Panel that runs experiments one after the other, with one figure and one table.
 
-    Nothing runs before Run is pressed or ``.run()`` is called; ``.wait()`` waits for the end.
+    Nothing runs before Run is pressed or ``.run()`` is called. ``.wait()`` waits for the end.
 
     Parameters
     ----------
@@ -494,11 +494,11 @@ class Comparison(RunPage):
     titles : sequence of str, optional
         Name of each experiment; default: the settings in which it differs from the others.
     question : str, default ""
-        Question that the comparison answers; shown above it.
+        Question that the comparison answers. It is shown above the comparison.
     x : {"step", "samples", "seconds", "bytes"}, default "seconds"
         Horizontal axis of the curves at first.
     goal : float, default 0.95
-        Held-out accuracy, above 0 and at most 1; the table has the time to this accuracy.
+        Held-out accuracy, above 0 and at most 1. The table has the time to this accuracy.
 
     Attributes
     ----------

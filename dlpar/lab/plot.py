@@ -65,11 +65,11 @@ class Drawing:
         Parameters
         ----------
         key : str
-            Identifies the trace in later calls; replaces an older one with that key.
+            Identifies the trace in later calls. It replaces an older trace with that key.
         style : mapping
             plotly trace attributes, such as ``name`` and ``line``.
         columns : sequence of str
-            Columns of a row, with units; heads of the data table.
+            Columns of a row, with units. They are the heads of the data table.
         at : mapping, optional
             Map from plotly's attributes to columns, for example ``{"x": "*", "y": "loss"}``; ``"*"``
             is the horizontal axis that the reader chose. Default: the first columns are x and y.
@@ -103,7 +103,7 @@ class Drawing:
         x_axes : mapping of str to mapping, optional
             Choices of the horizontal axis: name of a column -> plotly axis. Default: the axis of the layout.
         height : int, default 400
-            Pixels of a static figure; a panel fits a figure to the view.
+            Pixels of a static figure. A panel fits a figure to the view.
         **layout
             plotly layout, with fixed axis ranges.
         """
@@ -164,7 +164,7 @@ class Drawing:
         return Figure({"data": traces, "layout": layout})
 
     def snapshot(self) -> Message:
-        """Return the full state of the figure. The next :meth:`changes` are those after it."""
+        """Return the full state of the figure. The next :meth:`changes` are those after this state."""
         with self._guard:
             self._stale, self._news = False, {}
             for _, series in self._traces.values():
@@ -204,8 +204,8 @@ class Series:
 
     Notes
     -----
-    The series keeps rows 0, s, 2s, 3s …; the stride s is a power of two.
-    So every drawn point is a measured row, never an average.
+    The series keeps rows 0, s, 2s, 3s …. The stride s is a power of two. So every drawn point is a measured
+    row, never an average.
     """
 
     def __init__(self, columns: int, limit: int = 2000) -> None:
@@ -271,7 +271,7 @@ class Shown(NamedTuple):
     name : str
         Name of the run, with its world unless it is the real world.
     number : int
-        Place among the runs, from 0; it decides marker and dash.
+        Place among the runs, from 0. It determines marker and dash.
     colour : str
         Colour of the run in all figures.
     """
@@ -400,7 +400,8 @@ class Board:
     goal : float
         Held-out accuracy to reach.
     reached : float or None
-        Seconds of the first test with that accuracy, noted at once, because reading a long run again takes memory.
+        Seconds of the first test with that accuracy. It is noted at once, because rereading a long run takes
+        memory.
     """
 
     def __init__(self, plots: Sequence[Plot], goal: float = 1.0) -> None:

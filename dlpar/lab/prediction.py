@@ -43,11 +43,11 @@ class Prediction(Page):
     Parameters
     ----------
     key : str
-        Identifies the prediction; a question with the same key keeps its answer.
+        Identifies the prediction. A question with the same key keeps its answer.
     question : str
         Text of the question.
     choices : sequence of str, optional
-        Answers to choose from; "I don't know" is always added.
+        Answers to choose from. "I don't know" is always added.
     unit : str, default ""
         Unit of the number, such as ``"times"`` or ``"samples/s"``.
     low, high : float, optional

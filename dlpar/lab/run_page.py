@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 KEPT = 5
-"""Number of earlier runs that stay in the figures; readers could not distinguish more."""
+"""Number of earlier runs that stay in the figures. Readers could not distinguish more."""
 
 GOAL = 0.95
 """Held-out accuracy to which the seconds of runs are compared."""
@@ -56,7 +56,7 @@ class RunPage(Page):
     experiment : Experiment
         Experiment that determines the initial figures.
     plots : sequence of Plot
-        All figures; the page shows those that fit a run.
+        All figures. The page shows those that fit a run.
     title, question : str
         Heading, and the question that runs answer.
     goal : float
@@ -106,7 +106,7 @@ class RunPage(Page):
         Raises
         ------
         TimeoutError
-            If runs are still running after that; they continue.
+            If runs are still running after that. They continue.
         JobFailed
             If a run failed or was stopped.
         """
@@ -347,11 +347,11 @@ class RunPage(Page):
 # ---- words about a run ---------------------------------------------------------------
 
 LOG_BYTES = 16_000
-"""Bytes shown from the end of the log; the whole log is in the run folder."""
+"""Bytes shown from the end of the log. The whole log is in the run folder."""
 
 
 def results(run: Run, reached: float | None) -> dict[str, Any]:
-    """Return the results of a finished run and its seconds to the goal (`reached`). Missing ones are None."""
+    """Return a finished run's results and its seconds to the goal (`reached`). Missing results are None."""
     summary = run.summary
     return {
         "world": run.world,

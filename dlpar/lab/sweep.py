@@ -1,4 +1,4 @@
-"""Sweeps of experiments. Experiments run one after the other or, if simulated, side by side.
+"""Sweeps of experiments. Experiments run one after the other or, if simulated, in parallel.
 
 run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
 """
@@ -19,7 +19,7 @@ from dlpar.theory import predict
 from dlpar.worlds.mpiexec import NoMPI
 
 LOOK = 0.05
-"""Seconds between two checks whether a job has ended."""
+"""Seconds between two checks of whether a job has ended."""
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def step_s(self) -> float | None:
-        """Return the seconds of a global step, or None unless the run is done."""
+        """Return the time of a global step in seconds, or None unless the run is done."""
         return self.experiment.global_batch / self.samples_per_s if self.samples_per_s else None
 
     @property
@@ -64,7 +64,7 @@ class Outcome:
 
     @cached_property
     def predicted_step_s(self) -> float | None:
-        """Return the predicted seconds of a step, or None without a closed form."""
+        """Return the predicted time of a step in seconds, or None without a closed form."""
         return found.seconds if (found := predict(self.experiment)) else None
 
     @property
@@ -81,7 +81,7 @@ def all_done(
     Raises
     ------
     JobFailed
-        If a run is not done; the others are run first.
+        If a run is not done. The others are run first.
     """
     outcomes = run_all(experiments, jobs, told)
     for outcome in outcomes:
@@ -111,7 +111,7 @@ def run_all(
     told : callable, optional
         Called with each outcome as soon as its run has ended.
     stop : callable, optional
-        Called now and then; if it returns True, running jobs end and no other job starts.
+        Called repeatedly. If it returns True, running jobs end and no other job starts.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def run_all(
     Raises
     ------
     KeyboardInterrupt
-        When interrupted; running jobs are ended first.
+        When interrupted. Running jobs are ended first.
     """
     outcomes = [Outcome(experiment) for experiment in experiments]
     waiting, at_work = list(outcomes)[::-1], {}
@@ -149,7 +149,7 @@ def run_all(
 
 
 def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bool:
-    """Return whether an experiment may start beside the running ones."""
+    """Return whether an experiment may start while others run."""
     worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
     return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
 

@@ -49,13 +49,13 @@ DRAWN = ("simulated", "paced", "measured", "predicted")
 """Sources of results in drawing order, so that broad lines are behind."""
 
 PREDICTED = {"dash": "dash"}
-"""Dash of predicted lines; measured lines are solid."""
+"""Dash of predicted lines. Measured lines are solid."""
 
 FAINT = 0.6
 """Opacity of earlier runs, and of simulated runs."""
 
 BROAD = 5.0
-"""Width of a simulated run's line; width and faintness distinguish it from measurements."""
+"""Width of a simulated run's line. Width and faintness distinguish it from measurements."""
 
 
 Look = dict[str, Any]
@@ -95,7 +95,7 @@ def on_clock(title: str, *worlds: str) -> str:
 
 
 WORKERS = 16
-"""Maximum number of workers with their own line, lane or row; readers could not distinguish more."""
+"""Maximum number of workers with their own line, lane or row. Readers could not distinguish more."""
 
 OTHERS = 4
 """Maximum number of servers and leaves drawn beside the workers."""

@@ -25,7 +25,7 @@ READ_EVERY = 0.06
 """Seconds between two reads."""
 
 SEND_EVERY = 0.1
-"""Seconds between two drawings; a page has no use for more drawings."""
+"""Seconds between two drawings. A page has no use for more drawings."""
 
 SIGN_OF_LIFE = 1.0
 """Seconds without news after which the page receives a sign of life."""
@@ -38,7 +38,7 @@ BEHIND = 2000
 """Number of records in a read above which the next read follows at once."""
 
 GRACE = 3.0
-"""Seconds after which a run that no process holds is lost; until then, its guardian may still be starting."""
+"""Seconds after which a run that no process holds is lost. Until then, its guardian may still be starting."""
 
 
 class Listener(Protocol):
@@ -208,7 +208,7 @@ def newest_like(experiment: Experiment) -> Run | None:
 
     Return None if there is none.
 
-    A run with equal settings comes first, then a run in the same world; the newest of these counts.
+    A run with equal settings comes first, then a run in the same world. The newest of these counts.
     """
     near: dict[int, Run] = {}
     for run, other in _readable(10 * LISTED):

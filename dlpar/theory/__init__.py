@@ -2,7 +2,7 @@
 
     collectives.py counts.py      one collective: seconds; messages and bytes
     servers.py mixing.py          parameter servers; averaging with neighbours
-    overlap.py                    communication beside computation
+    overlap.py                    communication during computation
     pipeline.py layers.py         schedules of stages; what the ranks of one replica send for each layer
     step.py                       `predict(experiment)`, which combines these forms for a whole step
     scaling.py                    speed-up, efficiency, crossings; the slowest of several workers; one kernel

@@ -27,7 +27,7 @@ QUICK, THOROUGH = 3, 9
 """Number of runs of each kind: while a reader waits, and when a user asks for a measurement."""
 
 SMALL, LARGE = 64, 256
-"""Two numbers of a rank's samples in a step, which separate the time of a step from that of a sample."""
+"""Two numbers of samples of a rank per step. They separate the time of a step from that of a sample."""
 
 RANKS = 64
 """Maximum number of ranks that are started as real processes."""
@@ -36,22 +36,24 @@ LIMIT = 60.0
 """Seconds that a run may take."""
 
 FAR = (16, 1 << 20, 1 << 22)
-"""Bytes of messages between hosts; switches and rate limits pass the first 100 kB faster than long messages."""
+"""Bytes of messages between hosts. Switches and rate limits pass the first 100 kB faster than long messages.
+"""
 
 SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1, "device": "cpu"}}
-"""Fields of the experiment of every run: on the CPU, whose link is measured, too."""
+"""Fields of the experiment of every run. Runs are on the CPU, whose link is also measured."""
 
 
 def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
     """Measure this machine, and keep the figures as the platform ``here``.
 
-    With a hostfile the platform has its hosts as nodes, all like this machine, and the link of the first two.
+    With a hostfile, the platform's nodes are the file's hosts, all like this machine, with the link of the
+    first two.
 
     Parameters
     ----------
     runs : int
         Runs of each kind of training, at least 1.  Only the quickest counts, so more runs give steadier
-        figures: 3 runs take some ten seconds, 9 runs half a minute.
+        figures: 3 runs take about ten seconds, 9 runs half a minute.
 
     hostfile : str, optional
         An Open MPI hostfile with at least two hosts.
@@ -129,10 +131,9 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
     """Return the link between two training ranks. Its bandwidth explains their step times.
 
     In training a gradient comes from another core's cache and is added.  That takes
-    longer than a ping-pong message.  Besides computing, a step takes two latencies and
-    ``k nbytes / bandwidth``.  k is 1 on a ring, and 3 with a server: the server receives
-    two gradients one after the other, and sends its first answer during the second
-    receive.
+    longer than a ping-pong message.  In addition to computation, a step takes two latencies and ``k nbytes /
+    bandwidth``.  k is 1 on a ring, and 3 with a server: the server receives two gradients one after the
+    other, and sends its first answer during the second receive.
     """
     experiment = Experiment(workers=2)
     own = sizes(experiment)
@@ -154,7 +155,7 @@ def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[f
 
 
 def _step_seconds(experiment: Experiment) -> float:
-    """Return the median seconds of one run's steps, and delete the run."""
+    """Return the median step time of a run in seconds, and delete the run."""
     with tempfile.TemporaryDirectory("", "spmd-", runtime_folder(), ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "experiment.json").write_text(experiment.to_json())

@@ -36,7 +36,7 @@ def collective_seconds(
     star                  2 a + 2 (N-1) b
     tree                  2 log2 N (a + b) if N is a power of two,      Thakur 2005, 4.2, 4.4
                           not more than 2 ceil(log2 N) (a + b) else
-    tree_aggregate        a + k b a level, of k messages to a rank      Spark, treeAggregate
+    tree_aggregate        a + k b per level, of k messages to a rank    Spark, treeAggregate
     torrent_broadcast     (N-1) a + (2 N - 3) b / (N-1)                 Thakur 2005, 4.2
     ring                  2 (N-1) (a + b / N)                           Patarasuk 2009
     ring_reduce_scatter   (N-1) (a + b / N); all-gather likewise        Patarasuk 2009
@@ -46,8 +46,8 @@ def collective_seconds(
     hierarchical          2 (a + (g-1) b) and a ring of ceil(N / g)     Jia 2018, 3.2
     ====================  ============================================  =======================
 
-    `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.
-    If messages keep processors busy, consecutive messages at one rank wait for its processor, too
+    `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` each cover one of the two directions.
+    If messages keep processors busy, consecutive messages at one rank also wait for its processor
     (:func:`incast`, :func:`leaving`).
 
     Parameters
@@ -57,7 +57,7 @@ def collective_seconds(
     ranks : int
         N, at least 1.
     nbytes : float
-        Bytes of the whole tensor on each rank; for ``ring_allgather`` of all chunks together.
+        Bytes of the whole tensor on each rank. For ``ring_allgather``, bytes of all chunks together.
     link : Link
         Link of every rank.
     group : int, default 2
@@ -67,7 +67,7 @@ def collective_seconds(
     between : Link, optional
         Link between groups, in `hierarchical`; default: `link`.
     adding : float, default 0
-        Seconds to add a byte of a tensor to another: gamma (Thakur 2005, section 3).
+        Seconds to add one byte of a tensor to another tensor: gamma (Thakur 2005, section 3).
     eager : float, default 65536
         Bytes up to which a rank continues before its message has left.
 
@@ -140,7 +140,7 @@ def _seconds(
 def _binomial(n: int, a: float, b: float, busy: float) -> float:
     """Return the seconds of a binomial tree.
 
-    Each child occupies a parent of several children for `busy`.
+    Each child occupies a parent of several children for `busy` seconds.
     """
     ready, distance = [0.0] * n, 1
     while distance < n:
@@ -175,7 +175,7 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     Raises
     ------
     ValueError
-        Unless there are at least two sizes with a positive time for each, longer for more bytes.
+        Unless there are at least two sizes, each with a positive time that grows with the bytes.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or not min(seconds) > 0:
         raise ValueError(
@@ -184,7 +184,8 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
         )
     from scipy.optimize import nnls  # here: it loads more slowly than the rest of this package
 
-    # Minimise the sum of (latency / t + slope B / t - 1)^2; in microseconds and megabytes numbers are alike.
+    # Minimise the sum of (latency / t + slope B / t - 1)^2; in microseconds and megabytes, numbers have
+    # similar size.
     rows = [(1e-6 / t, 1e-6 * size / t) for size, t in zip(sizes, seconds)]
     (latency, slope), _ = nnls(rows, [1.0] * len(rows))
     if slope <= 0:

@@ -21,7 +21,7 @@ class Cost:
     messages, bytes : int
         Payload sent by all ranks together.
     busiest_messages, busiest_bytes : int
-        Most messages and most bytes of any rank.
+        Maximum number of messages and of bytes that any rank sends.
     """
 
     messages: int
@@ -79,8 +79,8 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     Raises
     ------
     ValueError
-        If the name is none of these, or `ranks` or `group` is below 1.  The library's collectives do not tell what
-        they send.
+        If the name is none of these, or `ranks` or `group` is below 1.  The library's collectives do not
+        report what they send.
 
     Examples
     --------
@@ -179,7 +179,9 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
     "halving_doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
-"""Closed forms by collective: ranks, elements and group give messages and elements, of all and of the busiest."""
+"""Closed forms by collective: functions of ranks, elements and group. They return the messages and elements
+of all ranks, and of the busiest rank.
+"""
 
 
 def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
@@ -202,9 +204,11 @@ def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
 
 
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
-    """Return the bytes that all ranks together send a step with ZeRO (Rajbhandari et al., arXiv 1910.02054, 7.2).
+    """Return the bytes that all ranks together send per step with ZeRO.
 
-    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need each of them once a
+    Source: Rajbhandari et al. (arXiv 1910.02054, 7.2).
+
+    A reduce-scatter and an all-gather take (N-1) n numbers each. Stages up to 2 need each of them once per
     step.  Stage 3 gathers weights for every forward and every backward pass, and then sums gradients.  So it
     sends 1.5 times as much, for each micro-batch.
     """

@@ -54,7 +54,7 @@ class Layer(NamedTuple):
     tensors : tuple of Tensor
         Its weights in the order of the forward pass.
     flops : float
-        FLOPs of a sample without weights, forward and backward.
+        FLOPs per sample of operations without weights, forward and backward.
     """
 
     name: str
@@ -135,7 +135,7 @@ def _hidden(model: Model, shape: Shape) -> list[Layer]:
 
 def _transformer(model: Model, context: int) -> list[Layer]:
     width, rows = model.width, (context, model.width)
-    # The output uses the weight that embeds characters, so its FLOPs are noted there.
+    # The output uses the weight that embeds characters, so the output's FLOPs are counted there.
     embedding = Tensor(CHARACTERS * width, 6 * CHARACTERS * width * context), Tensor(context * width, 0)
     norm = _norm("norm", rows, width)
     attention = norm.tensors + 4 * _product(width, width, context)
@@ -182,7 +182,7 @@ def exchanges(experiment: Experiment) -> list[Exchange]:
     """Return the collectives of the first replica in a step of a tensor-parallel experiment.
 
     An mlp or cnn has L layers with weights.  Odd layers are cut by outputs, even layers by
-    inputs.  Activations and their gradients are counted in elements a sample, for b samples.
+    inputs.  Activations and their gradients are counted in elements per sample, for b samples.
 
     =====================  ==================================================================
     all-reduce, forward    b · outputs of each even layer
@@ -213,8 +213,8 @@ def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> l
     """Return a transformer's collectives for b samples of s positions, width h and v characters.
 
     Each block takes two all-reduces of b·s·h forward and two backward (Shoeybi et al., arXiv
-    1909.08053, section 3).  The embedding takes one forward.  The output takes one backward,
-    and an all-gather of b·s·v scores.
+    1909.08053, section 3).  The embedding takes one all-reduce forward. The output takes one backward, and an
+    all-gather of b·s·v scores.
     """
     names = ["embed", *(f"block{i}" for i in range(1, depth + 1) for _ in range(4)), "output"]
     reduced = [Exchange(name, "ring", batch * context * width) for name in names]
@@ -262,7 +262,7 @@ def redundant_pieces(
 
 
 def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
-    """Return the collectives of hidden layers with ranks that share neurons."""
+    """Return the collectives of hidden layers in which ranks share neurons."""
     ranks, redundancy = experiment.split.axes(experiment.workers)["tensor"], experiment.split.redundancy
     inputs, width, found = prod(INPUTS[experiment.data.name]), experiment.model.width, []
     for i in range(1, experiment.model.depth + 1):
@@ -288,7 +288,7 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
     pipeline    `SHARED`     v·h by the first stage and by the last, which both have tied weights
     ==========  ===========  ==================================================================
 
-    A pipeline of cut layers has a closed form for transformers only, and none with recomputation.
+    A pipeline of cut layers has a closed form only for transformers, and none with recomputation.
     """
     kind, ranks = experiment.split.kind, experiment.split.axes(experiment.workers)
     if kind == "spatial":

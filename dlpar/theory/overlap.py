@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Overlapped(NamedTuple):
-    """End of the computation and end of the last bucket's sending, in seconds from a common start."""
+    """Ends of the computation and of the last bucket's transfer, in seconds from a common start."""
 
     computed: float
     sent: float
@@ -22,7 +22,7 @@ def overlapped(
 
         end_k = max(ready_k, end_(k-1)) + taking_k
 
-    and during sending the computation continues at the speed `beside`.
+    and during a transfer the computation continues at the speed `beside`.
 
     Sources: Zhang et al., "Poseidon" (USENIX ATC 2017), section 3.1; Shi, Chu and Li, "MG-WFBP"
     (arXiv 1811.11141), section III, for the recurrence; Li et al., "PyTorch Distributed" (VLDB
@@ -31,13 +31,13 @@ def overlapped(
     Parameters
     ----------
     ready : sequence of float
-        Seconds of undisturbed computing after which each bucket's gradients are ready, ascending.
+        Seconds of undisturbed computation after which each bucket's gradients are ready, ascending.
     taking : sequence of float
         Seconds of each bucket's all-reduce.
     computed : float
         Seconds of the whole computation, undisturbed.
     beside : float, default 1
-        Speed of computing during communication, from 0 (blocked) to 1 (not disturbed).
+        Speed of computation during communication, from 0 (blocked) to 1 (not disturbed).
 
     Raises
     ------

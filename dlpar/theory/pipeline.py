@@ -29,8 +29,8 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     ===============  =====================  ===========================================
 
     Stages are equal and messages take no time.  The zero-bubble schedules cut the backward pass in two, for
-    inputs and for weights, each as long as the forward pass.  H1 keeps the memory of 1f1b, H2 takes up to
-    twice as much.
+    inputs and for weights, each as long as the forward pass.  H1 needs as much memory as 1f1b, and H2 needs
+    up to twice as much.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     stages, microbatches : int
         p and m, at least 1.
     chunks : int, default 1
-        v, the parts of the model that each stage holds; above 1 with interleaved only.
+        v, the parts of the model that each stage holds. Only interleaved allows more than 1.
 
     Raises
     ------
@@ -80,15 +80,16 @@ def timeline(
     schedule : str
         One of :data:`dlpar.split.schedules.SCHEDULES`.
     stages, microbatches : int
-        At least 1; for a schedule without a flush, `microbatches` is the number of steps.
+        At least 1. For a schedule without a flush, `microbatches` is the number of steps.
     chunks : int, default 1
-        Parts of the model that each stage holds; above 1 with interleaved only.
+        Parts of the model that each stage holds. Only interleaved allows more than 1.
     forward, backward : float, default 1 and 2
         Seconds of a micro-batch on a stage, all its chunks together.
     weight : float, optional
         Part of `backward` for the gradients of weights, if they have separate passes; default: half.
     message : float, default 0
-        Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
+        Seconds from the end of a pass to the beginning of the next stage's pass. Messages do not wait for
+        each other.
     recompute : float, default 0
         Seconds in which a stage recomputes a micro-batch's activations before the backward pass: bars of
         kind R.  Recomputation needs no message from another stage.

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 AGREEING = ("sync", "averaging", "compression")
-"""Parts of an experiment that describe the synchronisation of replicas; a single worker needs none."""
+"""Parts of an experiment that describe the synchronisation of replicas. A single worker needs none of them.
+"""
 
 
 class Gain(NamedTuple):
@@ -24,7 +25,7 @@ class Gain(NamedTuple):
     Attributes
     ----------
     speedup : float
-        Samples a second, over the base run's.
+        Samples per second, divided by the base run's.
     efficiency : float
         Share of the ideal speed-up, workers / base.
     base : int
@@ -42,7 +43,7 @@ def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> l
     The result is None if the samples/s are None.
 
     The base of a run differs from it only in workers and scheme, and has the fewest workers. Of several such runs
-    the fastest is the base, so a scheme does not look good because it is slow with one worker.
+    the fastest is the base, so that no scheme looks good only because it is slow with one worker.
     """
     bases: dict[str, tuple[int, float]] = {}
     done = [(experiment, rate) for experiment, rate in zip(experiments, rates) if rate]
@@ -71,7 +72,7 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
     Parameters
     ----------
     first, second : mapping of int to float
-        Samples a second by number of workers.
+        Samples per second by number of workers.
 
     Returns
     -------
@@ -106,7 +107,7 @@ def expected_slowest(workers: int, timing: Timing) -> float:
     workers : int
         N, at least 1.
     timing : Timing
-        Distribution of computing times; equal and independent for all workers.
+        Distribution of computation times, which are independent and equally distributed for all workers.
 
     Raises
     ------

@@ -110,8 +110,9 @@ class Servers:
         """Return the seconds for N worker-steps if no worker waits for another (asp).
 
         A worker that never queues takes compute + 2 a + S b + c + serving.  A server that is
-        always busy takes max(b, o + max(o, c) + serving) a push: the next push arrives while an answer leaves.
-        A step takes the longer of one cycle and N pushes: asynchronous workers saturate a server, too.
+        always busy takes max(b, o + max(o, c) + serving) per push: the next push arrives while an answer
+        leaves. A step takes the longer of one cycle and N pushes. So asynchronous workers also saturate a
+        server.
 
         Source: the asymptotic bounds of a closed queueing network; Lazowska et al.,
         "Quantitative System Performance" (1984), section 5.2.  The result is exact for equal workers of

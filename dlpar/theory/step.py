@@ -1,8 +1,8 @@
 """Closed form of the time of an experiment's step: exact, a bound or an estimate.
 
-:func:`predict` combines the forms of this package: computing, then an exchange.  Workers that finish
-first begin the next step first; the forms hold for the long run.  A step without a closed form
-has no prediction: simulate it by sizes (``cluster.messages="sizes"``).
+:func:`predict` combines the forms of this package: computation, then an exchange. Workers that finish first
+begin the next step first. The forms hold for the long run. A step without a closed form has no prediction:
+simulate it with sizes only (``cluster.messages="sizes"``).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class PredictedStep(NamedTuple):
     Attributes
     ----------
     seconds : float
-        Seconds from one global step to the next; if workers run free, the time of N worker-steps.
+        Seconds from one global step to the next. If workers run free, it is the time of N worker-steps.
     compute : float
-        Part of these seconds in which a worker computes; otherwise it sends, receives or waits.
+        Part of these seconds in which a worker computes. In the rest it sends, receives or waits.
     kind : str
         ``exact``: equal to a simulation, apart from rounding; or ``upper bound``, ``lower bound`` or
         ``estimate`` of the seconds.
@@ -68,7 +68,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     tree              2 log2 N (a + b)                              Thakur et al. (IJHPCA 2005), 4.2, 4.4
     halving_doubling  2 log2 N a + 2 (N-1)/N b                      Thakur et al. (IJHPCA 2005), 4.5
     hierarchical      2 a + g b in a group, a ring between groups   Jia et al. (arXiv 1807.11205), 3.2
-    driver            a + k b a level, of k messages to a rank,     Spark's treeAggregate; Thakur et al.
+    driver            a + k b per level, of k messages to a rank,   Spark's treeAggregate; Thakur et al.
                       and a broadcast back, by a tree log2 N (a + b)
     servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
     servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2
@@ -128,7 +128,7 @@ class Costs:
     Raises
     ------
     BadExperiment
-        If there is no such platform, or it does not hold the ranks.
+        If there is no such platform, or if it cannot hold the ranks.
 
     Attributes
     ----------
@@ -189,7 +189,8 @@ class Costs:
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean seconds of a computation on `rank`, or on any rank that is not a straggler."""
+        """Return the mean time of a computation in seconds on `rank`, or on any rank that is no straggler.
+        """
         return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
 
     def overhead(self, rank: int) -> float:
@@ -223,7 +224,7 @@ class Costs:
     def step(self, exchange: float, flops: float, kind: str) -> PredictedStep:
         """Predict a step that ends in an exchange among all workers.
 
-        `exchange` is in seconds; `flops` counts each worker's FLOPs in an exchange, see :meth:`beside`.
+        `exchange` is in seconds. `flops` counts each worker's FLOPs in an exchange: see :meth:`beside`.
         """
         every, flops = period(self.experiment), flops + self.beside()
         cycle = max(every * work + self.seconds(flops, worker) for worker, work in enumerate(self.work))
@@ -263,7 +264,7 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     """Predict a bucketed all-reduce, during the backward pass or after it."""
     experiment, tensors = costs.experiment, costs.model.layers
     sync, n = experiment.sync, experiment.workers
-    # A library's algorithm is unknown; the simulation uses a ring.
+    # A library's algorithm is unknown. The simulation uses a ring.
     is_simulated_library = (sync.allreduce, experiment.cluster.world) == ("library", "simulated")
     name = "ring" if is_simulated_library else sync.allreduce
     cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
@@ -312,7 +313,7 @@ def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: 
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
     begins, training = costs.overhead(worker), costs.training[worker]
     delay = costs.work[worker] - begins - training
-    # The backward pass of the last micro-batch finishes the gradient; no micro-batch has fewer samples.
+    # The backward pass of the last micro-batch finishes the gradient. No micro-batch has fewer samples.
     samples = experiment.local_batch(worker)
     last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
     ready = [begins + training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
@@ -361,8 +362,8 @@ def _servers(costs: Costs) -> PredictedStep | None:
 def _neighbours(costs: Costs) -> PredictedStep | None:
     """Predict an exchange of weights with a few neighbours. It costs a + degree b for any number of workers.
 
-    If workers have neighbours at different distances, some messages queue at a port: the time is then up to
-    a + (2 degree - 1) b.  Old weights are sent while the gradient is computed.
+    If workers have neighbours at different distances, some messages queue at a port. The time is then up to a
+    + (2 degree - 1) b.  Old weights are sent while the gradient is computed.
 
     Source: Lian et al. (arXiv 1705.09056), table 1: the communication of the busiest node is its degree.
     """
@@ -384,7 +385,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     exchange = incast(degree, costs.link, costs.bytes(n))
     if sync.has_graph and kind == EXACT:  # the message that a worker takes first arrives last
         exchange += max(0, degree - 1) * costs.link.overhead
-    adapting = 10 if is_directed else 5  # FLOPs a weight: sketch, scale the gradient, update
+    adapting = 10 if is_directed else 5  # FLOPs per weight: sketch, scale the gradient, update
     flops = (adapting + mixing) * n
     if sync.order == "adapt_then_combine":
         return costs.step(exchange, flops, kind)

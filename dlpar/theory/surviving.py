@@ -1,7 +1,8 @@
 """Closed forms for failing runs: snapshot interval, goodput, failures of many nodes, copies in memory.
 
-Failures of the whole job are a Poisson process: the time to the next one is exponential with mean M, the MTBF.
-A snapshot stops training for δ seconds; after a failure, R seconds pass until the last snapshot is loaded.
+Failures of the whole job are a Poisson process: the time to the next failure is exponential with mean M, the
+MTBF. A snapshot stops training for δ seconds. After a failure, R seconds pass until the last snapshot is
+loaded.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def daly_interval(snapshot: float, mtbf: float) -> float:
 def best_interval(snapshot: float, mtbf: float) -> float:
     """Return the interval with the highest :func:`goodput`: M (1 + W(-exp(-δ/M - 1))), with Lambert's W.
 
-    At this interval the derivative of the exact form is 0; R does not change the optimum.  Source: follows
+    At this interval the derivative of the exact form is 0. R does not change the optimum.  Source: follows
     from Daly (2006). Parameters and result as of :func:`young_interval`.
     """
     from scipy.special import lambertw
@@ -63,7 +64,7 @@ def best_interval(snapshot: float, mtbf: float) -> float:
 def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0) -> float:
     """Return the expected share of time spent on useful steps: τ / [M e^{R/M} (e^{(τ+δ)/M} - 1)].
 
-    Failures also occur while a snapshot is written or the job recovers; the recovery then starts again.
+    Failures also occur while a snapshot is written or the job recovers. The recovery then starts again.
 
     Source: Daly (2006), with the time of a whole run applied to one interval.
 
@@ -94,7 +95,7 @@ def mtbf_of(nodes: float, failures: float) -> float:
     Parameters
     ----------
     nodes : float
-        Nodes of the job; they fail independently, and one failure ends the job.
+        Nodes of the job. They fail independently, and one failure ends the job.
     failures : float
         Failures in 1,000 days of one node.
     """
@@ -108,14 +109,14 @@ def copies_lost(nodes: int, copies: int, failed: int, placement: str = "group") 
     Any set of `failed` nodes is equally likely.
 
     Source: Wang et al., GEMINI, SOSP 2023, section 4: groups are the best placement.  The paper bounds the
-    probability for groups; this form is exact, by inclusion and exclusion, for groups and for a ring.
+    probability for groups. This form is exact for groups and for a ring, by inclusion and exclusion.
 
     Parameters
     ----------
     nodes : int
         N.
     copies : int
-        m, including the node's own; the memory of m nodes holds each state.
+        m, including the node's own. The memory of m nodes holds each state.
     failed : int
         k, from 0 to N.
     placement : str, default "group"

@@ -64,8 +64,8 @@ class Consensus(Plot):
     Parameters
     ----------
     predicted : bool, default True
-        State the factor by which mixing alone shrinks the distance each step: |lambda_2| of a fixed graph's
-        weights. If replicas start apart (``start="random"``), this prediction is also drawn, dashed.
+        State the factor by which mixing alone shrinks the distance in each step: |lambda_2| of a fixed
+        graph's weights. If replicas start apart (``start="random"``), this prediction is also drawn, dashed.
     """
 
     title = "Consensus"
@@ -109,9 +109,9 @@ class Consensus(Plot):
 
 
 def contraction(experiment: Experiment) -> float | None:
-    """Return the factor by which mixing alone shrinks the distance a step.
+    """Return the factor by which mixing alone shrinks the distance per step.
 
-    Return None without graph or with local steps.
+    Return None without a graph or with local steps.
     """
     if not has_peers(experiment.sync) or experiment.averaging.method != "none":
         return None
@@ -121,7 +121,7 @@ def contraction(experiment: Experiment) -> float | None:
 def disagreement(experiment: Experiment) -> str:
     """Return a warning if a graph is disconnected. Its workers then cannot agree.
 
-    Otherwise return empty text.
+    Otherwise return an empty string.
     """
     return f"{sentence}." if (sentence := warning(experiment)) else ""
 

@@ -220,7 +220,7 @@ class Convergence(Plot):
 
 
 def _ends(experiment: Experiment) -> dict[str, float]:
-    """Return the initial upper limits of the horizontal axes. Steps and samples never exceed theirs."""
+    """Return the initial upper limits of the horizontal axes. Steps and samples never exceed their limits."""
     found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
     # The library's all-reduce does not report its bytes.
     is_counted = getattr(experiment.sync, "allreduce", "") != "library"
@@ -278,7 +278,7 @@ def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
 
 
 def trained(runs: list[Run]) -> list[Run]:
-    """Return the runs. Raise ValueError if a run sent sizes only and so has no loss."""
+    """Return the runs. Raise ValueError if a run sent only sizes and so has no loss."""
     why = "its messages carried sizes only, so nothing was trained: there is no loss"
     for run in runs:
         require(Convergence.fits(run.experiment), f"run {run.id}: {why}")
@@ -305,14 +305,14 @@ def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Fi
     runs : Run or sequence of Run
         Runs of a task with an accuracy.
     goal : float, default 0.95
-        Held-out accuracy, above 0 and at most 1; the first test that reaches it counts.
+        Held-out accuracy, above 0 and at most 1. The first test that reaches it counts.
     titles : sequence of str, optional
         Name of each run; default: the settings in which it differs from the others.
 
     Notes
     -----
-    Seconds of different clocks, as of a real and a simulated run, are not comparable. The
-    caption names the first run of each clock.
+    Seconds of different clocks, such as those of a real and a simulated run, are not comparable. The caption
+    names the first run of each clock.
     """
     runs = trained(finished(runs, titles))
     allowed = "allowed is a task with classes: others have no accuracy"
@@ -359,10 +359,10 @@ def first_at(run: Run, goal: float) -> tuple[int | None, float]:
 
 
 POINTS = 1000
-"""Smallest number of drawn points of a curve; at most twice as many are drawn."""
+"""Minimum number of drawn points of a curve. At most twice as many are drawn."""
 
 FLOOR = 1e-12
-"""Smallest distance that is drawn; smaller ones are rounding errors."""
+"""Smallest distance that is drawn. Smaller ones are rounding errors."""
 
 
 def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:

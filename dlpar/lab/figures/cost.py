@@ -33,7 +33,8 @@ class CollectiveTime(NamedTuple):
     nbytes: int
     """Bytes of the whole tensor."""
     seconds: float
-    """Time from the first rank's call to the last rank's result; if measured, the fastest of several calls."""
+    """Time from the first rank's call to the last rank's result. If measured, the fastest of several calls.
+    """
     how: str = "measured"
     """``measured``, ``paced``, ``simulated`` or ``predicted``."""
 
@@ -108,12 +109,12 @@ def time_collectives(
     sizes : sequence of float
         Bytes of the tensor, multiples of 4.
     world : str, default ``"real"``
-        ``"real"``: messages of this machine; ``"paced"``: real ranks and messages by the clock of
-        a platform; ``"simulated"``: a virtual clock, and messages that carry sizes only.
+        ``"real"``: messages of this machine; ``"paced"``: real ranks and messages on the clock of a platform;
+        ``"simulated"``: a virtual clock, and messages that carry only sizes.
     platform : str, optional
         Platform of paced and simulated ranks; default ``"p100-25gbe"``.
     repeats : int, default 3
-        Calls of each collective on real ranks; the fastest counts. Other worlds make one call, because all
+        Calls of each collective on real ranks. The fastest counts. Other worlds make one call, because all
         calls would be equal.
     timeout : float, default 60
         Seconds after which the ranks are ended.
@@ -229,7 +230,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     times : sequence of CollectiveTime
         Results of :func:`dlpar.lab.time_collectives` and :func:`dlpar.lab.predict_collectives`, in any order.
     over : {"bytes", "ranks"}, default "bytes"
-        Horizontal axis; there is a line for every value of the other.
+        Horizontal axis. There is a line for every value of the other quantity.
 
     Raises
     ------
@@ -346,9 +347,9 @@ def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequenc
 def sending(experiment: Experiment) -> Figure:
     """Draw the predicted computation and sending of a step, from its start to the end of its last bucket.
 
-    A bucket is sent when its gradients are ready and the bucket before it has left; it takes
-    2 (N-1) (a + b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li,
-    arXiv 1811.11141, section III).
+    A bucket is sent when its gradients are ready and the previous bucket has left. Each takes 2 (N-1) (a +
+    b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li, arXiv 1811.11141, section
+    III).
 
     Parameters
     ----------
@@ -402,18 +403,18 @@ def sending(experiment: Experiment) -> Figure:
 
 
 POINTS = 80
-"""Number of sizes at which the prediction is drawn, because it jumps if a layer changes its bucket."""
+"""Number of sizes at which the prediction is drawn. It jumps where a layer moves to another bucket."""
 
 
 def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     """Draw the time of a step and its closed form against the bucket size on a logarithmic axis.
 
-    The dotted line is computing alone; no step can be faster.
+    The dotted line is the computation alone. No step can be faster.
 
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Outcomes of two or more finished runs of one experiment by ring all-reduce with buckets of several sizes.
+        Outcomes of two or more finished runs of one experiment: a ring all-reduce with several bucket sizes.
 
     Raises
     ------

@@ -42,7 +42,7 @@ def experiment_of(of: Experiment | Run) -> Experiment:
 
 
 SYMBOLS = ("circle", "square", "diamond", "hexagon")
-"""Symbols of groups; a number on each is readable."""
+"""Symbols of groups. A number on each is readable."""
 
 
 class Axis(NamedTuple):
@@ -56,8 +56,9 @@ class Axis(NamedTuple):
 def mesh(of: Experiment | Run) -> Figure:
     """Draw an experiment's ranks on the nodes of its platform, once for each axis of its mesh.
 
-    Ranks of one colour and symbol form a group along an axis: they differ only in its coordinate. With a
-    parameter server, groups along ``data`` also contain the servers of their part. Real ranks are on one node.
+    Ranks of one colour and symbol form a group along an axis: they differ only in their coordinate on this
+    axis. With a parameter server, groups along ``data`` also contain the servers of their part. Real ranks
+    are on one node.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def mesh(of: Experiment | Run) -> Figure:
     ValueError
         If there are more workers.
     BadExperiment
-        If the platform does not hold the ranks.
+        If the platform cannot hold the ranks.
     """
     experiment = experiment_of(of)
     nodes = [0] * experiment.ranks if experiment.cluster.world == "real" else nodes_of(experiment)
@@ -157,15 +158,16 @@ WHOLE = "rgba(128,128,128,0.22)"
 def pieces(of: Experiment | Run) -> Figure:
     """Draw each rank's pieces of each layer.
 
-    The split cuts the model as in training; then each rank reports its weights (:mod:`dlpar.lab.figures.probes`).
-    Weights are drawn as matrices, outputs downwards and inputs to the right, and the bias as a strip beside
-    the matrix. A spatial split also cuts images, which are drawn with halos. Ranks of one colour and
-    pattern hold the same pieces. With ``zero=1`` every rank has all weights; the figure shows the updated part.
+    The split cuts the model as in training. Then each rank reports its weights
+    (:mod:`dlpar.lab.figures.probes`). Weights are drawn as matrices, outputs downwards and inputs to the
+    right, and the bias as a strip beside the matrix. A spatial split also cuts images, which are drawn with
+    halos. Ranks of one colour and pattern hold the same pieces. With ``zero=1`` every rank has all weights,
+    and the figure shows the part that the rank updates.
 
     Parameters
     ----------
     of : Experiment or Run
-        Experiment with up to 64 workers, or a run of it; the first 16 workers are drawn.
+        Experiment with up to 64 workers, or a run of it. The first 16 workers are drawn.
 
     Raises
     ------
@@ -425,7 +427,7 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
     Parameters
     ----------
     got, expected : sequence of Tensor, shape (..., height, width)
-        Images to compare in pairs; the largest difference of all channels is drawn.
+        Images to compare in pairs. The largest difference of all channels is drawn.
     titles : sequence of str
         Name of each pair.
 

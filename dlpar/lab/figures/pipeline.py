@@ -54,7 +54,7 @@ def spans(run: Run) -> dict[int, list[Bar]]:
     """Return the bars of drawn ranks for each step that has passes.
 
     Each pass is one piece, which includes the messages of a hybrid's cut layers. The micro-batch of a span is
-    None if there is none.
+    None if the span has none.
     """
     found: dict[int, list[Bar]] = {}
     for source, record in run.records():
@@ -160,11 +160,13 @@ ORDER = ["bubble", *PASSES, *TALKING, *theme.PHASES]
 """Order of the legend."""
 
 AFTER = 1.2
-"""Longest shown time, in durations of all passes; the synchronisation of replicas afterwards may take much longer."""
+"""Longest shown time, in durations of all passes. The synchronisation of replicas afterwards may take much
+longer.
+"""
 
 
 def pipeline(run: Run) -> Figure:
-    """Draw a step of every rank of a pipeline, micro-batch by micro-batch. The schedule's ideal is below.
+    """Draw a step of every rank of a pipeline, micro-batch by micro-batch, above the schedule's ideal.
 
     The step has the median duration. For a schedule without a flush, the figure shows steps from the middle of
     the run, twice as many as stages.
@@ -278,7 +280,8 @@ def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
 
 
 FORWARD, BACKWARD = 1.0, 2.0
-"""Lengths of a micro-batch's passes on a stage; a separate pass for weights takes half of the backward pass."""
+"""Lengths of a micro-batch's passes on a stage. A separate pass for weights takes half of the backward pass.
+"""
 
 
 def schedule(
@@ -341,9 +344,9 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = Mappin
     Parameters
     ----------
     runs : sequence of Run
-        Pipeline runs of one world with two steps or more; the median of their steps counts.
+        Pipeline runs of one world with two steps or more. The median of their steps counts.
     predicted : mapping of str to mapping of int to float, optional
-        Seconds of a step by schedule and number of micro-batches; drawn dashed.
+        Seconds of a step by schedule and number of micro-batches, drawn as dashed lines.
 
     Raises
     ------
@@ -386,7 +389,7 @@ STATE = ("weights", "gradients", "optimizer")
 """Kinds that have a closed form."""
 
 INSTANTS = 400
-"""Number of parts of a step; the largest and the last value of each part are drawn."""
+"""Number of parts of a step. The largest and the last value of each part are drawn."""
 
 States = Sequence[float | None]
 """Bytes of a rank by the closed form; None if there is none."""
@@ -395,15 +398,15 @@ States = Sequence[float | None]
 def memory(runs: Runs, titles: Names = None) -> Figure:
     """Draw each rank's memory by kind at a step's peak. For several runs, draw the fullest rank.
 
-    The step is the last one with recorded memory. If the model is split by data alone, a mark shows
-    weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv 1910.02054, section
-    5). For a single run, a second panel shows the memory over the time of the step. For a pipeline, the
-    caption gives the micro-batches in flight.
+    The step is the last one with recorded memory. If the model is split only by data, a mark shows weights,
+    gradients and optimizer state by the closed form (Rajbhandari et al., arXiv 1910.02054, section 5). For a
+    single run, a second panel shows the memory over the time of the step. For a pipeline, the caption gives
+    the micro-batches in flight.
 
     Parameters
     ----------
     runs : Run or sequence of Run
-        Runs in a world in which ranks compute.
+        Runs in a world in which ranks compute values.
     titles : sequence of str, optional
         Name of each of several runs; default: the settings in which it differs from the others.
 

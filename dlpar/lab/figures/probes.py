@@ -61,7 +61,7 @@ class Holdings(NamedTuple):
     place : dict of str to int
         Coordinates of the rank on its mesh; empty if a replica is one rank.
     shapes : dict of str to (int, int)
-        Every parameter of the whole model as a matrix, in the order of layers; tied parameters appear once. A
+        Every parameter of the whole model as a matrix, in the order of layers. Tied parameters appear once. A
         spatial split first has the height and width of the images that enter a layer: ``image.conv1``.
     pieces, halos : list of Piece
         Pieces of this rank, and regions of images with received halos.

@@ -35,7 +35,7 @@ def scaling(
     Parameters
     ----------
     experiments : Experiment or sequence of Experiment
-        Experiments, which run in their own worlds; several experiments differ in synchronisation.
+        Experiments, which run in their own worlds. Several experiments differ in synchronisation.
     workers : sequence of int, default (1, 2, 4, 8)
         Two or more numbers of workers.
     simulated : bool, default True
@@ -49,9 +49,9 @@ def scaling(
     Raises
     ------
     BadExperiment
-        If an experiment is impossible; then none is run.
+        If an experiment is impossible. No experiment is run then.
     JobFailed
-        If a run fails; the others are run first.
+        If a run fails. The others are run first.
     """
     experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
     require(len(experiments) > 0, "experiments: got none, allowed is one or more")
@@ -148,7 +148,7 @@ def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = T
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Outcomes; unfinished ones are left out.
+        Outcomes. Unfinished ones are left out.
     names : sequence of str, optional
         Name of each outcome's curve; default: the settings in which the experiment differs from the others.
     predicted : bool, default True
@@ -189,9 +189,9 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     Parameters
     ----------
     runs : sequence of Run
-        Runs with at least two numbers of workers, in one world; runs with equal numbers are averaged.
+        Runs with at least two numbers of workers, in one world. Runs with equal numbers are averaged.
     predicted : mapping of int to float, optional
-        Predicted speed-up by the number of workers; drawn as a dashed line.
+        Predicted speed-up by the number of workers, drawn as a dashed line.
     """
     rates: dict[int, list[float]] = defaultdict(list)
     for run in finished(runs):
@@ -307,5 +307,5 @@ def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
 
 
 def _compete(a: Curve, b: Curve) -> bool:
-    """Return whether two curves are of different schemes with a common base."""
+    """Return whether two curves belong to different schemes with a common base."""
     return a.experiment.sync.scheme != b.experiment.sync.scheme and task(a.experiment) == task(b.experiment)

@@ -19,7 +19,7 @@ POINTS = 500
 """Maximum number of points kept for one rank's line."""
 
 HISTOGRAMS = 8
-"""Maximum number of workers with a histogram; more histograms would be too narrow to read."""
+"""Maximum number of workers with a histogram. More histograms would be too narrow to read."""
 
 ALL = "all workers"
 
@@ -106,9 +106,8 @@ def predicted_mean(experiment: Experiment) -> int | None:
 
     It is N - 1 updates if each push makes an update and gets weights.
 
-    Between two pushes of a worker, every other push makes its weights one update older.
-    Over all pushes the mean is N - 1 for any speed of the workers. The result is None
-    for other schemes.
+    Between two pushes of a worker, each push of another worker makes the worker's weights one update older.
+    Over all pushes the mean is N - 1 for any speed of the workers. The result is None for other schemes.
     """
     sync = experiment.sync
     if not sync.server_ranks or experiment.averaging.method != "none":
@@ -218,7 +217,7 @@ class Lead(RankLines):
         """Add a run."""
         super().begin(run)
         self.bound = run.experiment.sync.lead_bound
-        # The axis has room for the bound; no point may ever lie above it.
+        # The axis has room for the bound. No point may ever lie above the bound.
         top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
         yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, top))
         self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))

@@ -20,26 +20,27 @@ if TYPE_CHECKING:
     from dlpar.lab.prediction import Prediction
 
 WINDOW = 0.25
-"""Seconds of the first windows on the wall clock; windows double as a run gets longer."""
+"""Seconds of the first windows on the wall clock. Windows double as a run gets longer."""
 
 NAMED = 8
-"""Maximum number of workers in the legend, so that it never scrolls; else hovering shows a line's rank."""
+"""Maximum number of workers in the legend, so that it never scrolls. Hovering shows the rank of any line."""
 
 COLUMNS = ("seconds", "samples/s")
 
 
 class Rate:
-    """Samples a second over windows. Their length doubles when there are too many windows.
+    """Samples per second over windows, whose length doubles when there are too many windows.
 
-    The class keeps the end of each window with all samples up to it, so that windows can merge and every
-    sample counts.
+    The class keeps the end of each window with all samples up to this end, so that windows can merge and
+    every sample counts.
 
     Parameters
     ----------
     series : Series
         Takes the ends of windows (seconds) and their rates (samples/s).
     window : float, default `WINDOW`
-        Seconds of the first windows; 0: one window a step, for runs as short as a millisecond of their clock.
+        Seconds of the first windows; 0: one window per step, for runs as short as a millisecond of their
+        clock.
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:

@@ -20,7 +20,7 @@ from dlpar.lab.labels import WITH_PUSHES
 from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
 
 STEPS, SLOWEST = 8, 2
-"""Number of steps of the fastest and of the slowest rank in a window; the longer duration counts."""
+"""Number of steps of the fastest and of the slowest rank in a window. The longer duration counts."""
 
 MOST, BARS = 100, 8000
 """Maximum number of steps of the fastest rank in a window, and of bars of a phase."""
@@ -35,7 +35,7 @@ COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
 ARROWS, SEEN = 40, 0.02
-"""Maximum number of arrows from waits; shortest wait with an arrow, as a share of its window."""
+"""Maximum number of arrows from waits, and shortest wait with an arrow, as a share of its window."""
 
 SOON = 0.5
 """Share of a wait by which a send may seem late, because ranks record only durations of waits."""
@@ -62,7 +62,7 @@ class Window(Plot):
     def prepare(self, title: str, top: list[str], kept: int, width: float, tall: int, **rows: Any) -> None:
         """Clear the figure for the run in front. Draw `kept` entries per rank over `width` ms.
 
-        Rows are `tall` pixels high; `top` names a row above those of the ranks.
+        Rows are `tall` pixels high. `top` names a row above the rows of the ranks.
         """
         self.remove()
         experiment, self._width = self.front.experiment, width
@@ -294,10 +294,10 @@ PER_WORKER, LEAST = 5, 16
 """Number of arrows drawn per worker, and smallest number in all."""
 
 APART = 0.022
-"""Smallest distance of two numbers in a lane, as a share of the width."""
+"""Smallest distance between two numbers in a lane, as a share of the width."""
 
 TOP = -1.0
-"""Height of the top lane, which marks every push; worker r's lane has height r."""
+"""Height of the top lane, which marks every push. Worker r's lane has height r."""
 
 
 class Arrow(NamedTuple):
