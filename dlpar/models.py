@@ -275,8 +275,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Transformer block: attention and a two-layer network four times as wide, both with residual paths.
-    """
+    """Transformer block: attention and a two-layer network four times as wide, both with residual paths."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -189,8 +189,7 @@ class Costs:
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean seconds of a computation on `rank`, or on any rank that is not a straggler.
-        """
+        """Return the mean seconds of a computation on `rank`, or on any rank that is not a straggler."""
         return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
 
     def overhead(self, rank: int) -> float:
