@@ -24,6 +24,7 @@ NAMES = {
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
     "dlpar.systems.surviving": "goodput time_spent",
     "dlpar.systems.field": "field field_map place_of published system_panel choose_system task_bound",
+    "dlpar.worlds.devices": "gpus",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs deck",
 }
 """Names for notebooks, by module."""

@@ -425,10 +425,8 @@ class Ghost:
 
     def _work(self, experiment: Experiment | None, token: object) -> None:
         foreseen = Foreseen()
-        with (
-            self._guard,
-            suppress(OSError, ValueError),
-        ):  # one at a time; there may be no server, or no such simulation
+        # One at a time. There may be no server, or no such simulation.
+        with self._guard, suppress(OSError, ValueError):
             if experiment and token is self._newest:
                 foreseen = simulated(experiment)
         if token is self._newest and (panel := self._panel()):

@@ -127,12 +127,10 @@ def expected_slowest(workers: int, timing: Timing) -> float:
 
 
 def roofline(flops: float, nbytes: float, peak: float, bandwidth: float, launch: float = 0.0) -> float:
-    """Return the minimum seconds of one kernel among many.
+    """Return the minimum seconds of one kernel among many equal ones.
 
-    A kernel computes and moves memory at the same time.
-
-    The next kernel is launched meanwhile, so the longest of the three times decides (Williams, Waterman and
-    Patterson, CACM 52(4), 2009, with launches).
+    A kernel computes and moves memory at the same time, and the next kernel is launched meanwhile.  So the
+    longest of the three times decides (Williams, Waterman and Patterson, CACM 52(4), 2009, with launches).
 
     >>> roofline(flops=2e9, nbytes=12e6, peak=1e12, bandwidth=1e12)
     0.002

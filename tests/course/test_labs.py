@@ -16,7 +16,7 @@ from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import rehearse
 from dlpar.lab import presets
 from dlpar.theory import contraction
-from dlpar.worlds.platforms import platform
+from dlpar.worlds.platforms import platform, platform_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ UNASSERTED = (
 
 def test_every_row_has_a_preset_of_its_own_that_says_what_it_is_and_a_belief_in_one_line():
     names = [row.name for _, row in labs.rows()]
-    assert len(names) == len(set(names)) == 89
+    assert len(names) == len(set(names)) == 91
     for _, row in labs.rows():
         assert getattr(presets, row.name) is row.preset and row.preset.__doc__
         assert row.belief and "\n" not in row.belief
@@ -56,6 +56,12 @@ def experiments_in(runs) -> list[Experiment]:
     return [experiment for part in parts for experiment in experiments_in(part)]
 
 
+def code_of(notebook: Path) -> list[str]:
+    """The source of each cell of code."""
+    cells = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
 def test_labs_state_their_device(monkeypatch):
     """What they say of processors would be wrong on a machine with GPUs."""
     found = []
@@ -66,18 +72,17 @@ def test_labs_state_their_device(monkeypatch):
 
     monkeypatch.setattr("dlpar.course.labs.scaling.run_all", not_run)
     monkeypatch.setattr("dlpar.course.labs.when_machines_die.launch", not_run)
-    for _, row in labs.rows():
+    # These return no experiments.
+    measuring = ("sharded_reading", "ring_always_wins", "additions", "products")
+    for row in (row for _, row in labs.rows() if row.name not in measuring):
         for runs in filter(None, (row.preset, row.runs)):
-            if row.name not in (
-                "sharded_reading",
-                "ring_always_wins",
-            ):  # they measure, and return no experiments
-                with suppress(RuntimeError, TypeError):  # some need an argument of the notebook
-                    found += experiments_in(runs())
+            with suppress(RuntimeError, TypeError):  # some need an argument of the notebook
+                found += experiments_in(runs())
     real = [experiment for experiment in found if experiment.cluster.world == "real"]
     assert len(real) > 50 and {experiment.cluster.device for experiment in real} == {"cpu"}
-    cells = [path.read_text() for path in ROOT.glob("labs/*.ipynb")]
-    assert not [text for text in cells if re.search(r"launch\(Experiment\((?!.*device)", text)]
+    written = [cell for path in ROOT.glob("labs/*.ipynb") for cell in code_of(path) if "Experiment(" in cell]
+    assert len(written) >= 3
+    assert not [cell for cell in written if re.search(r"\bExperiment\((?!\*\*)(?!.*device)", cell, re.DOTALL)]
 
 
 def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():
@@ -91,10 +96,9 @@ def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():
 def test_labs_and_slides_call_presets_that_exist():
     called: dict[str, set[str]] = {}
     for path in (*ROOT.glob("labs/*.ipynb"), *ROOT.glob("slides/*.ipynb")):
-        for cell in json.loads(path.read_text())["cells"]:
-            if cell["cell_type"] == "code":
-                found = re.findall(r"\bpresets\.(\w+)", "".join(cell["source"]))
-                called.setdefault(path.stem.partition("_")[0], set()).update(found)
+        for cell in code_of(path):
+            found = re.findall(r"\bpresets\.(\w+)", cell)
+            called.setdefault(path.stem.partition("_")[0], set()).update(found)
     for each in set().union(*called.values()):
         assert hasattr(presets, each), each
     for lab, row in labs.rows():
@@ -108,13 +112,20 @@ def test_platforms_of_the_labs_can_be_read(file):
     assert platform(str(file)).nodes >= 1 and file.read_text().startswith("# Lab ")
 
 
+def test_the_platform_of_lab_13_has_the_launches_and_the_peak_that_its_text_names():
+    runs = presets.launches()
+    launching, free = (platform_of(runs[f"8 samples, {name}"]) for name in ("launches cost", "free launches"))
+    assert launching.device.overhead == pytest.approx(presets.LAUNCHES * presets.LAUNCH)
+    peak, _ = presets.H100["bfloat16"]
+    assert launching.device.flops == free.device.flops == pytest.approx(0.41 * peak, rel=2e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNASSERTED)
 def test_a_preset_shows_what_its_lab_says(name):
     chosen = [(lab, row) for lab, row in labs.rows() if row.name == name]
-    for _ in range(
-        3
-    ):  # other programs may give many processes a larger share of the cores than one: then once more
+    for _ in range(3):
+        # Other programs may give many processes a larger share of the cores than one: then once more.
         found = next(rehearse(chosen))
         if found.held:
             break

@@ -138,7 +138,10 @@ def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
 
 
 def check_step(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
-    """Compare ``student(kernels, peak, bandwidth, launch)`` with the sum of each kernel's roofline.
+    """Compare ``student(kernels, peak, bandwidth, launch)`` with a queue of kernels.
+
+    A kernel begins when its launch is done and the kernel before it has ended.  Launches follow each other
+    without a pause.
 
     Parameters
     ----------
@@ -153,10 +156,12 @@ def check_step(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
 
 def _steps_of_kernels() -> Iterator[tuple[dict[str, Any], float]]:
     draw = secret("kernels") or generator(0, "kernels")
-    for count, launch in ((1, 0.0), (1, 40.0), (4, 0.0), (4, 20.0), (30, 15.0)):
+    for count, launch in ((1, 0.0), (1, 40.0), (4, 0.0), (4, 45.0), (30, 35.0)):
         kernels = draw.integers(1, 90, (count, 2)).tolist()
-        seconds = sum(roofline(flops, nbytes, 2.0, 1.5, launch) for flops, nbytes in kernels)
-        yield dict(kernels=kernels, peak=2.0, bandwidth=1.5, launch=launch), seconds
+        end = 0.0
+        for number, (flops, nbytes) in enumerate(kernels, start=1):
+            end = max(end, number * launch) + roofline(flops, nbytes, 2.0, 1.5)
+        yield dict(kernels=kernels, peak=2.0, bandwidth=1.5, launch=launch), end
 
 
 # ---- the step of a grid -------------------------------------------------------------

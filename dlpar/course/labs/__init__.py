@@ -15,23 +15,19 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
-CONSTANTS = "CLUSTER CLUSTERS GPUS HOROVOD LINKS MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS".split()
-BESIDE = [*CONSTANTS, "conflicts", "cores", "in_turn", "most_held", "parts_ms"]
+BESIDE = """
+CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LAUNCHES LINKS MEMORY MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS
+conflicts cores in_turn most_held parts_ms
+""".split()
 """Names in the labs' modules that notebooks use besides presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
 
 
 def on_cpu(runs: Any) -> Any:
-    """Choose the CPU in real experiments that leave the device open.
-
-    The labs describe processors.
-    """
+    """Choose the CPU in real experiments, because the labs describe processors."""
     if isinstance(runs, Experiment):
-        stated = (
-            runs.cluster.world != "real" or runs.cluster.device != "auto" or runs.cluster.carrier != "auto"
-        )
-        return runs if stated else runs.replace(cluster={"device": "cpu"})
+        return runs.replace(cluster={"device": "cpu"}) if runs.cluster.world == "real" else runs
     if isinstance(runs, (list, tuple)):
         return type(runs)(map(on_cpu, runs))
     return {name: on_cpu(run) for name, run in runs.items()} if type(runs) is dict else runs

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from dlpar import Experiment
+from collections.abc import Sequence
+from functools import partial
+from timeit import repeat
+
+from dlpar import Experiment, spmd
 from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, measured, pace_ms
+
+H100 = {"float32": (67e12, 4), "TF32": (495e12, 4), "bfloat16": (989e12, 2)}
+"""FLOP/s of dense products on an H100 SXM, by its data sheet, and bytes of a number, by kind of numbers."""
+
+MEMORY = 3.35e12
+"""Bytes that the memory of an H100 SXM moves in a second, by its data sheet."""
+
+LAUNCH, LAUNCHES = 5e-6, 40
+"""Seconds of a launch, and launches in a step of the small network: both are assumed (`one-h100.toml`)."""
+
+TRIES, CALLS = 20, 10
+"""Number of measurements, of which the fastest counts, and number of calls in a measurement."""
 
 
 def few_and_many() -> dict[str, Experiment]:
@@ -16,6 +32,32 @@ def few_and_many() -> dict[str, Experiment]:
     sizes = [(batch, depth, width) for batch in (8, 1024) for depth, width in ((2, 256), (20, 64))]
     model = lambda depth, width: {"depth": depth, "width": width}
     return {f"{d + 1} layers, {b:,} samples": alone.replace(batch=b, model=model(d, w)) for b, d, w in sizes}
+
+
+def additions() -> dict[int, float]:
+    """Measure the µs of adding two vectors, by their length, in one thread of this machine."""
+    sizes = (1, 100, 10_000, 1_000_000)
+    return dict(zip(sizes, _fastest_us("add", [((n,), "float32") for n in sizes])))
+
+
+def products() -> dict[tuple[int, str], float]:
+    """Measure the µs of n × n products in float32 and bfloat16, in one thread of this machine."""
+    cases = [(n, kind) for n in (32, 128, 512) for kind in ("float32", "bfloat16")]
+    return dict(zip(cases, _fastest_us("matmul", [((n, n), kind) for n, kind in cases])))
+
+
+def _fastest_us(operation: str, cases: Sequence[tuple[tuple[int, ...], str]]) -> list[float]:
+    """Measure an operation of torch on two tensors, for each shape and kind of numbers."""
+
+    def on_rank(_: object) -> list[float]:
+        import torch  # here: a kernel need not load it
+
+        torch.set_num_threads(1)
+        ones = (torch.ones(shape, dtype=getattr(torch, kind)) for shape, kind in cases)
+        calls = [partial(getattr(torch, operation), each, each) for each in ones]
+        return [1e6 * min(repeat(call, repeat=TRIES, number=CALLS)) / CALLS for call in calls]
+
+    return spmd(on_rank, workers=1)[0]
 
 
 def launches() -> dict[str, Experiment]:
@@ -30,7 +72,12 @@ TABLE = (
     Row(few_and_many, '"Equal FLOPs take equal time"',
         measured(lambda run: run.steps["compute"].min(), lambda a, b, c, d: b / a > d / c,
                  "seconds: 8 samples {0:.2g} and {1:.2g}, 1,024 samples {2:.2g} and {3:.2g}")),
+    Row(additions, "An operation on a hundred numbers takes about as long as on one",
+        lambda us: (us[100] < 2 * us[1], f"µs: {us[1]:.1f} for one, {us[100]:.1f} for a hundred")),
     Row(launches, '"A GPU is always busy"',
         measured(pace_ms, lambda a, b, _, d, e, f: b < 1.1 * a and e > 100 * d,
                  "8 and 1,024 samples take {0:.3f} and {1:.3f} ms; with free launches {3:.2g} and {4:.2g} ms")),
+    Row(products, "A larger product computes more FLOP/s",
+        lambda us: (us[512, "float32"] < 16**3 * us[32, "float32"],
+                    "GFLOP/s: " + ", ".join(f"n = {n}: {2e-3 * n**3 / us[n, 'float32']:.0f}" for n in (32, 512)))),
 )  # fmt: skip

@@ -153,11 +153,22 @@ def test_a_policy_not_written_yet_is_to_do(policy):
 # ---- a step of kernels ----------------------------------------------------------------
 
 
-def test_a_step_of_kernels_is_the_sum_of_the_longest_of_three():
+def test_a_kernel_begins_after_its_launch_and_after_the_kernel_before():
     def step_seconds(kernels, peak, bandwidth, launch):
-        return sum(max(flops / peak, nbytes / bandwidth, launch) for flops, nbytes in kernels)
+        end = 0.0
+        for i, (flops, nbytes) in enumerate(kernels, start=1):
+            end = max(end, i * launch) + max(flops / peak, nbytes / bandwidth)
+        return end
 
     assert check_step(step_seconds)
+
+
+def queue(launched, peak, bandwidth, launch, kernels):
+    """Seconds of a queue in which the launch of a kernel is done after some launches."""
+    end = 0.0
+    for number, (flops, nbytes) in enumerate(kernels):
+        end = max(end, launched(number) * launch) + max(flops / peak, nbytes / bandwidth)
+    return end
 
 
 @pytest.mark.parametrize(
@@ -167,11 +178,19 @@ def test_a_step_of_kernels_is_the_sum_of_the_longest_of_three():
         lambda kernels, peak, bandwidth, launch: sum(
             max(f / peak, b / bandwidth) + launch for f, b in kernels
         ),
+        lambda kernels, peak, bandwidth, launch: sum(
+            max(f / peak, b / bandwidth, launch) for f, b in kernels
+        ),
         lambda kernels, peak, bandwidth, launch: max(
             max(f / peak, b / bandwidth, launch) for f, b in kernels
         ),
+        lambda kernels, **gpu: queue(lambda number: number, kernels=kernels, **gpu),
+        lambda kernels, **gpu: queue(lambda number: 1, kernels=kernels, **gpu),
     ],
-    ids=["without bytes", "launches before kernels", "one kernel"],
-)
+    ids=[
+        "without bytes", "launches before kernels", "the longest of three", "one kernel", "a free first launch",
+        "one launch",
+    ],
+)  # fmt: skip
 def test_a_wrong_step_of_kernels_is_not_solved(wrong):
     assert not check_step(wrong, hints=["Add up."])
