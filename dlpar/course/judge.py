@@ -22,6 +22,7 @@ import numpy as np
 
 from dlpar.config.generator import generator
 from dlpar.jobs.launch import JobFailed, spmd
+from dlpar.lab.captions import listed
 from dlpar.theory.counts import Cost, closed_form
 
 if TYPE_CHECKING:
@@ -289,15 +290,11 @@ def judge_on_ranks(
             return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
         if complaint := complain(told):
             return wrong(name, hints, where + complaint)
-    tried = f"{listed(workers)} simulated {who}" + (f" and on {workers[-1]} real ones" if real else "")
+    tried = f"{listed(map(str, workers))} simulated {who}" + (
+        f" and on {workers[-1]} real ones" if real else ""
+    )
     sentence = praise(told) if callable(praise) else praise
     return solved(name, sentence.format(name=name, ranks=tried))
-
-
-def listed(items: Sequence[Any]) -> str:
-    """Return numbers as a list in words: ``2, 3 and 4``."""
-    *first, last = map(str, items)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def judge_steps(

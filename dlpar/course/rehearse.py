@@ -17,7 +17,7 @@ from dlpar import Experiment, JobFailed, Run
 from dlpar.jobs.control_groups import cores
 from dlpar.lab.figures.cost import time_collectives
 from dlpar.lab.sweep import run_all
-from dlpar.systems.record import apart
+from dlpar.systems.record import apart, rate
 from dlpar.worlds.simulated.failures import FailingJob
 
 LIMIT = 90.0
@@ -178,8 +178,7 @@ class LabRuns:
 
 def pace_ms(run: Run) -> float:
     """Return the mean milliseconds from one global step to the next."""
-    seconds = run.curve["seconds"]
-    return 1e3 * (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
+    return 1e3 * run.experiment.global_batch / rate(run)
 
 
 def step_ms(run: Run) -> float:

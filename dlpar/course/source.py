@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import inspect
 import re
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-_LAYOUT = """
-.dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
-.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; }
-.dlpar-source pre { color: var(--jp-content-font-color1, #222); background: none; }
-.dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
-"""
+ROOT = Path(__file__).parents[2]
+"""Folder of the package."""
 
 FOR_TOOLS = re.compile(r"  # (?:noqa|type: ignore|fmt:).*?(?=  #|$)", re.MULTILINE)
 """Comments for a linter, a type checker or a formatter, hidden from students."""
@@ -25,29 +20,13 @@ class Source:
 
     def __init__(self, code: str, file: Path, first: int) -> None:
         self.code, self.first = code.rstrip("\n"), first
-        self.file = file
-
-    @property
-    def where(self) -> str:
-        """Return the file and lines: ``dlpar/collectives/ring.py, lines 20 to 40``."""
-        return f"{self.file}, lines {self.first} to {self.first + self.code.count(chr(10))}"
+        self.where = f"{file}, lines {first} to {first + self.code.count(chr(10))}"
 
     def __repr__(self) -> str:
         return f"# {self.where}\n{self.code}"
 
-    def _repr_html_(self) -> str:
-        from jupyterlab_pygments import JupyterStyle
-        from pygments import highlight
-        from pygments.formatters import HtmlFormatter
-        from pygments.lexers import PythonLexer
-
-        # JupyterStyle's colours are variables of the page, as in code cells, for the light and the dark
-        # theme.
-        look = {"style": JupyterStyle, "cssclass": "dlpar-source", "linenos": "inline"}
-        form = HtmlFormatter(**look, linenostart=self.first)
-        code = highlight(self.code, PythonLexer(), form)
-        style = f"{form.get_style_defs('.dlpar-source')} {_LAYOUT}"
-        return f"<style>{style}</style><p><code>{html.escape(self.where)}</code></p>{code}"
+    def _repr_markdown_(self) -> str:
+        return f"`{self.where}`\n\n```python\n{self.code}\n```"
 
 
 def show(what: Any) -> Source:
@@ -71,7 +50,5 @@ def show(what: Any) -> Source:
     except (TypeError, OSError, ValueError, ImportError, AttributeError):
         allowed = "a function, class or module written in Python, or its dotted name"
         raise TypeError(f"show: got {what!r}, allowed is {allowed}") from None
-    package = inspect.getmodule(found).__name__.split(".")[0]
-    places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may have the same name
-    short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
-    return Source(FOR_TOOLS.sub("", "".join(lines)), short, max(first, 1))
+    place = file.relative_to(ROOT) if file.is_relative_to(ROOT) else Path(file.name)
+    return Source(FOR_TOOLS.sub("", "".join(lines)), place, max(first, 1))

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
-from dlpar.course.judge import Verdict, check, judge_on_ranks, listed, secret, short
+from dlpar.course.judge import Verdict, check, judge_on_ranks, secret, short
 from dlpar.jobs.record import Unrecorded
+from dlpar.lab.captions import listed
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.pipeline import Bar, Stuck, bubble, idle_share, timed, timeline
 from dlpar.train import train

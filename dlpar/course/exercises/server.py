@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlpar.course.judge import Answer, Verdict, difference, judge_on_ranks, listed, secret
+from dlpar.course.judge import Answer, Verdict, difference, judge_on_ranks, secret
+from dlpar.lab.captions import listed
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints
 
     def praise(told: list[Any]) -> str:
         _, oldest, furthest = map(max, zip(*told[0]))
-        trial = f"(a server and {WORKERS} workers with {CLOCKS} pushes each) for {letter} = {listed(values)}"
+        trial = f"(a server and {WORKERS} workers with {CLOCKS} pushes each) for {letter} = {listed(map(str, values))}"
         return f"{{name}} is right on {{ranks}} {trial}. {said.format(oldest=oldest, furthest=furthest)}"
 
     return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (values, letter))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlpar import Experiment, Run
-from dlpar.course.rehearse import Row, Shown
+from dlpar.course.rehearse import Row, Shown, measured
 from dlpar.lab.figures.convergence import first_at
 from dlpar.theory import contraction
 
@@ -112,16 +112,13 @@ def slow_neighbour() -> list[Experiment]:
     return [common.replace(sync={"exchange": exchange}) for exchange in ("neighbours", "pairwise")]
 
 
-def _pairs_do_not_wait(runs: list[Run]) -> Shown:
-    rate, other = (len(run.steps) / run.steps["t"].max() for run in runs)
-    return other > 1.3 * rate, f"{rate:.0f} worker-steps/s with all neighbours, {other:.0f} in pairs"
-
-
 TABLE = (
     Row(gossip_run, "Each of four gossiping workers learns its own model", _learn_apart),
     Row(pure_mixing, "The graph's second eigenvalue predicts how fast replicas agree", _at_the_eigenvalue),
     Row(two_islands, '"A falling loss means the replicas agree"', _losses_fall_anyway),
     Row(more_neighbours, '"More neighbours is better"', _fewer_cost_less),
     Row(cut_edges, "Two cuts make islands that never agree", _islands_never_agree),
-    Row(slow_neighbour, "Gossip waits for a slow neighbour, but pairs do not wait", _pairs_do_not_wait),
-)
+    Row(slow_neighbour, "Gossip waits for a slow neighbour, but pairs do not wait",
+        measured(lambda run: len(run.steps) / run.steps["t"].max(), lambda rate, pairs: pairs > 1.3 * rate,
+                 "{:.0f} worker-steps/s with all neighbours, {:.0f} in pairs")),
+)  # fmt: skip

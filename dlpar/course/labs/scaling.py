@@ -17,6 +17,8 @@ from dlpar.jobs.control_groups import cores
 from dlpar.lab.figures.convergence import first_at
 from dlpar.lab.sweep import run_all
 from dlpar.systems.allreduce import FUSED, MODELS
+from dlpar.systems.record import by_sizes
+from dlpar.systems.record import platform_file as measured_on
 from dlpar.theory import predict
 from dlpar.theory.calibrate import calibrate
 from dlpar.worlds.platforms import Platform, platform
@@ -25,7 +27,7 @@ from dlpar.worlds.platforms.lookup import HERE, here_file
 GPUS = "p100-25gbe-roce"
 """Platform of Horovod's benchmark: four P100s a node, 25 GbE with RoCE between nodes."""
 
-HOROVOD = platform_file("horovod")
+HOROVOD = measured_on("horovod")
 """Platform of the same cluster, where a GPU computes at half its speed while it communicates."""
 
 SMALL = {"name": "mlp", "width": 64, "depth": 1}
@@ -36,8 +38,7 @@ RING = {"scheme": "ring", "bucket_mb": 4096}
 
 def sizes_only(workload: str | None, platform: str = GPUS, **fields: Any) -> Experiment:
     """Simulate GPUs with 64 samples each and one all-reduce a step. Messages carry sizes only."""
-    cluster = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": workload}
-    return Experiment(**{"batch": 64, "scaling": "weak", "sync": RING, "cluster": cluster, **fields})
+    return by_sizes(platform, workload, **{"batch": 64, "sync": RING, **fields})
 
 
 def three_worlds() -> Experiment:
