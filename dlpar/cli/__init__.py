@@ -23,7 +23,7 @@ import typer
 import dlpar
 
 FAILED, BAD_REQUEST, LONGEST = 1, 2, 1000
-"""Exit statuses, and maximal characters of a complaint's line, which may quote the user's words."""
+"""Exit statuses, and maximum characters of a complaint's line, which may quote the user's words."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train a model, and follow the run."),
@@ -216,7 +216,7 @@ class Stops:
     Attributes
     ----------
     asked : signal.Signals or None
-        The signal that came.
+        The signal that arrived.
     """
 
     def __init__(self, interrupting: bool = False) -> None:

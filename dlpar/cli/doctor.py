@@ -46,10 +46,10 @@ USUAL = 4
 """Number of workers in most labs."""
 
 TRY = 60.0
-"""Seconds in which the GPUs must compute a first sum: torch and CUDA take some to load."""
+"""Seconds within which the GPUs must compute a first sum, including the loading of torch and CUDA."""
 
 MEET = 4.0
-"""Seconds in which two bare MPI processes must connect."""
+"""Seconds within which two bare MPI processes must connect."""
 
 
 def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | None = None) -> int:
@@ -99,14 +99,14 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about a machine. Findings and advice are based on them.
+    """Facts about a machine. Findings and advice are based on these facts.
 
     Attributes
     ----------
     cores : int
         Logical processors that this process may run on.
     processors : float
-        Processor time it can use, in processors; a control group may grant less than its cores.
+        Processor time that it can use, in processors. A control group may grant less than its cores.
     memory : AvailableMemory
         Bytes of the machine, or of the control group if it has less.
     gpus : tuple of str
@@ -114,7 +114,7 @@ class Machine:
     torch_cuda : bool or None
         Whether the installed torch can use NVIDIA GPUs; None: no torch.
     gpu_problem : str
-        Reason why a GPU cannot compute; empty if there is none, or no GPU.
+        Reason why a GPU cannot compute. Empty if there is no such reason, or no GPU.
     starter : Starter or None
         The mpiexec in use; None if there is none.
     mpi_problem : str
@@ -323,7 +323,7 @@ class Advice(NamedTuple):
     Attributes
     ----------
     ranks : int
-        Most ranks that run at full speed together.
+        Maximum number of ranks that run at full speed together.
     threads : int
         Compute threads of each rank.
     carrier : str

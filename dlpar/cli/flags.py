@@ -291,7 +291,8 @@ def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experim
 
     A sweep often has such flags.
 
-    Exempt are threads, which change the time of a simulation, and a sweep's platform, for which it predicts.
+    Threads are exempt, because they change the time of a simulation. A sweep's platform is exempt, because
+    the sweep predicts for it.
     """
     spellings = {flag.name: flag.spelling for flag in flags()}
     for flag in flags():

@@ -21,7 +21,7 @@ from dlpar.course.rehearse import rehearse as run_rows
 from dlpar.jobs.control_groups import cores
 
 A_LAB = 45.0
-"""Seconds that a whole lab may take on two cores; a class should see recordings of longer presets."""
+"""Seconds that a whole lab may take on two cores. A class should see recordings of longer presets."""
 
 BROWSERS = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge",

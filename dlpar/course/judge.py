@@ -41,7 +41,7 @@ LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
 
 Answer = Callable[..., Any] | None
-"""A student's function; None, ``...`` or a ``NotImplementedError`` if it is not written yet."""
+"""A student's function, or None, ``...`` or a ``NotImplementedError`` if it is not written yet."""
 
 _failed: Counter[str] = Counter()
 """Number of wrong answers to each exercise, which is the number of hints shown."""
@@ -118,11 +118,12 @@ def check(
         `expected` is a number, text, array or tensor, or a list, tuple or mapping of these.  A case is tried
         only if all cases before it are right.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     tolerance : float
         Largest relative difference of numbers.
     compare : callable, optional
-        ``compare(got, expected)`` names the first error, or returns an empty text; default :func:`difference`.
+        ``compare(got, expected)`` names the first error, or returns an empty string. By default, it is
+        :func:`difference`.
     """
     name, right = getattr(student, "__name__", "the function"), 0
     for arguments, expected in cases:
@@ -151,7 +152,7 @@ def _call(name: str, arguments: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Return the line of the student's code that raised."""
+    """Return the line of the student's code that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(PACKAGE)]
     return f"\n  in your line {own[0].lineno}: {own[0].line}" if own and own[0].line else ""
@@ -217,7 +218,7 @@ class Step(NamedTuple):
     name : str
         Name of the step in messages, if it needs one.
     sends : sequence of Cost
-        Collectives of all ranks in this step; empty: traffic is not compared.
+        Collectives of all ranks in this step. If it is empty, traffic is not compared.
     exactly : bool
         False: the ranks must send at least as much.
     tolerance : float
@@ -245,8 +246,8 @@ def judge_on_ranks(
 ) -> Verdict:
     """Run ``program(comm, student, *arguments)`` on simulated ranks, then on the last number of real ranks.
 
-    Simulated ranks do the same in every trial.  If all wait for each other, the message names the line of
-    each rank. Results are compared here, not on the ranks, where a student's code may change anything.
+    Simulated ranks do the same in every trial. If all wait for each other, the message names the line of each
+    rank. Results are compared here, not on the ranks, where a student's code may change anything.
 
     Parameters
     ----------
@@ -257,11 +258,13 @@ def judge_on_ranks(
     workers : sequence of int
         Numbers of ranks to try.
     complain : callable
-        Maps the results of all ranks to the first error, which continues the sentence; empty if there is none.
+        Maps the results of all ranks to the first error, which continues the sentence. Empty if there is
+        none.
     praise : str or callable
-        Sentence for a right answer, with ``{name}`` and ``{ranks}``, or ``praise(results)`` that returns it.
+        Sentence for a correct answer, with ``{name}`` and ``{ranks}``, or ``praise(results)`` that returns
+        it.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
     arguments : tuple
@@ -272,7 +275,7 @@ def judge_on_ranks(
     Returns
     -------
     Verdict
-        Solved, to do, or wrong in the first trial that failed; never raises for an error in the student's code.
+        Solved, to do, or wrong in the first trial that failed. Errors in the student's code are never raised.
     """
     if not callable(student):
         return to_do()
@@ -379,31 +382,32 @@ def check_on_ranks(
 ) -> Verdict:
     """Call ``student(comm, tensor)`` on every rank, and compare `tensor` with the value of `expected`.
 
-    An answer runs on simulated ranks first; if it is right, it also runs on real ranks.  Tensors of a graded answer
-    are random.
+    An answer runs on simulated ranks first. If it is correct, it also runs on real ranks.  Tensors of a
+    graded answer are random.
 
     Parameters
     ----------
     student : callable or None
-        Works in place; raises ``NotImplementedError`` while it is not written.
+        Works in place. It raises ``NotImplementedError`` while it is not written.
     expected : callable
         Maps the list of all ranks' tensors to the list of tensors that ranks must hold afterwards.
     workers : sequence of int
-        Numbers of simulated ranks to try; the last is also the number of real ranks.
+        Numbers of simulated ranks to try. The last is also the number of real ranks.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
     like : str, optional
-        A collective of :func:`dlpar.theory.counts.closed_form`; the function must send its messages and bytes.
+        A collective of :func:`dlpar.theory.counts.closed_form`. The function must send its messages and
+        bytes.
     at_least : str, optional
-        A collective; an answer with fewer messages or bytes cannot be right.
+        A collective. An answer with fewer messages or bytes cannot be correct.
 
     Returns
     -------
     Verdict
-        Names the first number of ranks, length, rank and value that differ; never raises for an error in the
-        student's code.
+        It names the first number of ranks, length, rank and value that differ. Errors in the student's code
+        are never raised.
     """
 
     form, exactly = like or at_least, like is not None

@@ -3,7 +3,7 @@
     rows of the labs ─► rehearse ─► a Result for each row ─► `dlpar rehearse` prints a line
 
 A row (:class:`Row`) names experiments, the belief that they test, and a check of their runs.
-The tables of rows are in :mod:`dlpar.course.labs`; notebooks run the same experiments.
+The tables of rows are in :mod:`dlpar.course.labs`. Notebooks run the same experiments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dlpar.systems.record import apart, rate
 from dlpar.worlds.simulated.failures import FailingJob
 
 LIMIT = 90.0
-"""Seconds after which a row is given up; a whole lab should need half as long."""
+"""Seconds after which a row is abandoned. A whole lab should need half as long."""
 
 Shown = tuple[bool, str]
 """Whether runs show the expected result, and a sentence with their figures."""
@@ -192,7 +192,7 @@ def accuracy(run: Run) -> float:
 
 
 def speedup(one: Run, many: Run) -> float:
-    """Return one run's samples per second over another's."""
+    """Return the ratio of the runs' samples per second: `many` to `one`."""
     return many.summary["samples_per_s"] / one.summary["samples_per_s"]
 
 

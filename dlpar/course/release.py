@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 STUB = "raise NotImplementedError"
-"""Code that replaces a solution; checks report "to do" for a function that raises this error."""
+"""Code that replaces a solution. Checks report "to do" for a function that raises this error."""
 
 CLEAR = {"code_stub": {"python": STUB}}
 """Settings of nbgrader's ClearSolutions."""
@@ -57,8 +57,8 @@ def release(labs: Path, into: Path) -> list[str]:
         The masters.  Notebooks are released, and files in subfolders are copied.  Other files beside the
         notebooks, such as a teacher's guide, are not for students.
     into : Path
-        The students' version, which everybody may read; created if missing.  A released file that is no longer in
-        `labs` is removed.
+        The students' version, which everybody may read. It is created if missing.  A released file that is no
+        longer in `labs` is removed.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def bring(labs: Path, own: Path) -> list[str]:
     labs : Path
         The shared labs, only read.
     own : Path
-        Her folder; created if missing, closed to others.
+        Her folder, closed to others. It is created if missing.
 
     Returns
     -------

@@ -20,7 +20,7 @@ Contribution = Callable[[int, int, Tensor], Tensor]
 def two_jobs(
     gradient: Contribution, weights: Tensor, workers: int, steps: int, lr: float, cost: float = 0.0
 ) -> list[Task]:
-    """Return training as a task graph with two jobs a step: gradients, then shuffled and updated slices.
+    """Return training as a task graph with two jobs per step: gradients, then shuffled and updated slices.
 
     Task k of the second job takes slice k of every gradient, adds them up, and updates slice k of the
     weights. The gradients of the next step take all slices.
@@ -76,7 +76,7 @@ def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Ta
     words : sequence of str
         All words; a word's index is its key.
     keys : int
-        Number of grouping tasks; each handles a range of the keys.
+        Number of grouping tasks. Each handles a range of the keys.
     """
     graph, n = list[Task](), len(words)
     numbers = torch.arange(n, dtype=torch.float64)

@@ -29,7 +29,7 @@ class LeastSquares:
         return (errors @ errors / len(self.x)).item(), 2 * x.T @ errors / len(self.x)
 
     def cost(self, of: int) -> float:
-        """Return a cost of 1 GFLOP a sample. A large model has such a cost."""
+        """Return a cost of 1 GFLOP per sample. A large model has such a cost."""
         return 1e9 * len(self.x) / of
 
 
@@ -55,7 +55,7 @@ def minimise(comm: Comm, portions: int, backup: bool, slow: float) -> Outcome:
 
 
 def error(found: list[Outcome]) -> float:
-    """Return the largest difference between the shards' and torch's weights, over the norm of torch's."""
+    """Return the largest difference between the shards' and torch's weights, divided by torch's norm."""
     right = by_torch(LeastSquares(), 8)
     weights = torch.cat([each.weights for each in found if each.weights is not None])
     return ((weights - right).abs().max() / right.norm()).item()

@@ -11,7 +11,7 @@ COLLECT = {"scheme": "mapreduce", "reduce": "collect"}
 SPARK = {"scheme": "mapreduce", "depth": 2, "broadcast": "torrent"}
 
 SLICES = {"zero": 1}
-"""Sum, update and gather slices; each worker owns one slice."""
+"""Sum, update and gather slices. Each worker owns one slice."""
 
 
 def _mapreduce() -> dict[str, Experiment]:

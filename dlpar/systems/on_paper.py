@@ -13,15 +13,16 @@ STEPS = 2
 
 
 def seconds(comm: Comm, layers: Sequence[Layer], model: int, batch: int, slower: float = 1.0) -> float:
-    """Run steps of a model with messages that carry sizes only. Return the seconds of a step on this rank.
+    """Run steps of a model with messages that carry only sizes. Return the seconds of a step on this rank.
 
     `model` devices share each layer.  They exchange outputs in the forward pass, and gradients of outputs in the
-    backward pass.  The other devices hold replicas.  Each piece has an owner in every replica; owners sum gradients.
+    backward pass.  The other devices hold replicas.  Each piece has an owner in every replica, and owners sum
+    gradients.
 
     Parameters
     ----------
     comm : Comm
-        Communicator of all devices; their number is a multiple of `model`.
+        Communicator of all devices. Their number is a multiple of `model`.
     layers : sequence of Layer
         Layers in the order in which a backward pass finishes their gradients.
     model : int

@@ -25,7 +25,7 @@ Runs = Mapping[str, Any]
 """Finished runs, and results of programs, by their names."""
 
 Program = Callable[[], Any]
-"""A function that a system runs instead of an experiment; it returns a result."""
+"""A function that a system runs instead of an experiment. It returns a result."""
 
 BASES = ("reported", "fitted", "shape", "memory")
 
@@ -43,9 +43,9 @@ class Figure:
     what : str
         The quantity, with its unit.
     published : float
-        The authors' figure; for a shape 1, which means true.
+        The authors' figure. For a shape it is 1, which means true.
     ours : callable
-        ``ours(runs)`` returns our figure; for a shape, whether it is true.
+        ``ours(runs)`` returns our figure or, for a shape, whether the shape is true.
     tolerance : float, default 0.1
         Largest relative difference.
     basis : str, default ``"reported"``
@@ -114,7 +114,8 @@ def program(path: str, *given: Any, ranks: int, platform: str = "cpu-10gbe", **w
     Parameters
     ----------
     path : str
-        Name in this package, such as ``"words:train"``; called with the ranks' communicator and the given arguments.
+        Name in this package, such as ``"words:train"``. It is called with the ranks' communicator and the
+        given arguments.
     """
     where = {"world": "simulated", **where, "platform": platform_file(platform)}
     return lambda: spmd(called(path), *given, workers=ranks, **where)
@@ -131,7 +132,7 @@ def find(name: str, systems: Iterable[System]) -> System:
     Raises
     ------
     BadSystem
-        If there is none; the message is one sentence with similar names.
+        If there is none. The message is one sentence with similar names.
     """
     known = {system.name: system for system in systems}
     if name not in known:
@@ -147,7 +148,7 @@ def run(system: System, jobs: int = 2) -> Runs:
     Raises
     ------
     JobFailed
-        If a job fails; the message names the job.
+        If a job fails. The message names the job.
     """
     wanted = system.experiments()
     experiments = {name: each for name, each in wanted.items() if isinstance(each, Experiment)}
@@ -170,7 +171,7 @@ def compare(system: System, runs: Runs) -> list[Found]:
 
 
 def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experiment:
-    """Return a simulation in weak scaling. Its messages carry sizes only.
+    """Return a simulation in weak scaling. Its messages carry only sizes.
 
     Parameters
     ----------

@@ -230,7 +230,7 @@ MINERVA = {
     "alexnet, 2 GPUs": 371.01, "alexnet, 4 GPUs": 632.09, "vgg16, 2 GPUs": 29.58, "vgg16, 4 GPUs": 50.26,
     "googlenet, 2 GPUs": 160.53, "googlenet, 4 GPUs": 309.27,
 }  # fmt: skip
-"""Images a second from Minerva's README."""
+"""Images per second from Minerva's README."""
 
 SYSTEMS = (
     System(

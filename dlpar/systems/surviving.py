@@ -89,7 +89,7 @@ def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     Parameters
     ----------
     seconds : mapping of str to mapping of str to float
-        Seconds by kind, for each job by name; all kinds of a job add up to its wall time.
+        Seconds by kind, for each job by name. All kinds of a job add up to its wall time.
     """
     shares = pd.DataFrame(seconds, list(theme.SPENT)).fillna(0.0)
     shares *= 100 / shares.sum()

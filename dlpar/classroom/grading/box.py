@@ -31,7 +31,7 @@ JUDGE = "from dlpar.classroom.grading.cells import main; main()"
 APART = "setpriv --pdeathsig=KILL --no-new-privs unshare --mount --pid --net --ipc --fork --kill-child"
 
 SHUT_IN = Path(__file__).with_name("box.sh").read_text()
-"""Script that builds the box over a folder without programs; only its processes see the box."""
+"""Script that builds the box over a folder without programs. Only its processes see the box."""
 
 
 class CannotGrade(RuntimeError):
@@ -45,8 +45,8 @@ class Box:
     Attributes
     ----------
     account : str or None
-        Unix account in which answers run.  None: the grading account, with its files and its network; only
-        time, memory and left-over processes are limited.
+        Unix account in which answers run.  None: the grading account, with its files and its network. Then
+        only time, memory and left-over processes are limited.
     seconds : float
         Time limit of all calls of an answer's functions.
     memory : float
@@ -75,7 +75,7 @@ class Box:
         Returns
         -------
         dict
-            ``solved`` and ``said``; without a verdict the answer is not solved.
+            ``solved`` and ``said``. Without a verdict, the answer is not solved.
 
         Raises
         ------

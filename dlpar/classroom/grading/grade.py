@@ -1,9 +1,9 @@
 """Grading of exercises: judge answers in parallel, and store points and feedback in nbgrader's course.
 
 A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her
-answer is read from it, and put into the teacher's exercise.  The cells of the exercise carry nbgrader's
-metadata.  A *solution* cell holds an answer.  A *grade* cell checks the answers above it and binds the
-verdict to ``solved``.  Any other *locked* cell gives code that both may use.
+answer is read from the notebook, and put into the teacher's exercise.  The cells of the exercise carry
+nbgrader's metadata.  A *solution* cell holds an answer.  A *grade* cell checks the answers above it and binds
+the verdict to ``solved``.  Any other *locked* cell gives code that both may use.
 
 nbgrader keeps the gradebook, adds points and writes feedback.  It runs nothing: in its course, verdicts are the
 output of the checks.  A check earns all its points if the answer solves it, and otherwise none.
@@ -55,7 +55,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 """Form of a student's name, which becomes the name of a folder."""
 
 LARGEST = 50_000_000
-"""Maximum bytes of a notebook; results of a lab take a few million bytes."""
+"""Maximum bytes of a notebook. Results of a lab take a few million bytes."""
 
 LONGEST = 100_000
 """Maximum characters of an answer."""
@@ -121,7 +121,7 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
     Parameters
     ----------
     blank : NotebookNode
-        An exercise without its solution; it names the requested functions.
+        An exercise without its solution. It names the requested functions.
     answer : str
         A student's answer.
 
@@ -129,8 +129,8 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
     -------
     dict
         ``given``: code that runs before the check; ``lent``: code that runs before the answer; ``answer``,
-        ``names`` and ``check``.  Lent are given code, imports from outside dlpar, and imports of the
-        exercise's own cells.
+        ``names`` and ``check``.  Lent code consists of given code, imports from outside dlpar, and imports of
+        the exercise's own cells.
     """
     imports, *given = [cell.source for cell in blank.cells if role(cell) == "given"]
     asked = part(blank, "answer").source
@@ -194,7 +194,7 @@ def _owners(where: str, student: str) -> set[int]:
     """Return the accounts that may own a notebook.
 
     In a student's own folder only the student is allowed, because a link to the teacher's lab would hand in the
-    teacher's solution.  In a folder of collected notebooks the teacher is allowed, too.
+    teacher's solution.  In a folder of collected notebooks, the teacher is also allowed.
     """
     teacher = {os.getuid(), int(os.environ.get("SUDO_UID", os.getuid()))}
     try:
@@ -271,7 +271,7 @@ class Course:
         Returns
         -------
         dict
-            Exercises by the lab's name, without solution but with hidden tests; labs without an exercise are
+            Exercises by the lab's name, without solutions but with hidden tests. Labs without an exercise are
             omitted.
 
         Raises
@@ -366,12 +366,13 @@ def grade(
     ----------
     course : Course
     where : str
-        Folders of the students, as for :func:`students`; every student gets a verdict for every lab.
+        Folders of the students, as for :func:`students`. Every student gets a verdict for every lab.
     labs : dict
         Exercises, from :meth:`Course.take`.
     box : Box
     at_a_time : int
-        Number of answers; 1 if answers are not isolated, because left-over processes cannot be distinguished.
+        Number of answers. It is 1 if answers are not isolated, because left-over processes cannot be
+        distinguished.
 
     Yields
     ------
@@ -381,7 +382,7 @@ def grade(
     Raises
     ------
     CannotGrade
-        If an answer cannot be judged for a reason outside the answer, or nbgrader fails; recorded verdicts
+        If an answer cannot be judged for a reason outside the answer, or nbgrader fails. Recorded verdicts
         stay.
     """
     pairs = [(student, lab) for student in students(where) for lab in labs]

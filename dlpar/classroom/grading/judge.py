@@ -4,7 +4,7 @@
 
 The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which
 the judge does not trust.  The check, the simulated ranks, their inputs and their messages are in this
-process, which calls her function in the rank's cell.  Before her code runs, a cell checks the box; if the
+process, which calls her function in the rank's cell.  Before her code runs, a cell checks the box. If the
 cell finds a hole, the judge refuses.
 """
 
@@ -69,7 +69,7 @@ def main(nursery: socket.socket) -> None:
         raise PermissionError(f"answers are not isolated: they would reach {', '.join(holes)}")
     solved, said = _judged(space, trial["check"])
     print(json.dumps({"solved": solved, "said": said[:LONGEST]}), flush=True)
-    os._exit(0)  # hanging ranks do not end alone
+    os._exit(0)  # hanging ranks do not end by themselves
 
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
@@ -92,7 +92,7 @@ class Cells:
     Parameters
     ----------
     nursery : socket
-        Opens cells, see :func:`~dlpar.classroom.grading.cells.open_nursery`.
+        Opens cells: see :func:`~dlpar.classroom.grading.cells.open_nursery`.
     answer : str
         Source that each cell runs.
     seconds : float

@@ -8,6 +8,6 @@
               ├► the keeper of job slots, on a machine of our own (dlpar.jobs.slots)
               └► the idle culler
 
-The modules that run inside the hub import JupyterHub and the standard library only, so a hub can have dlpar
+The modules that run inside the hub import only JupyterHub and the standard library, so a hub can have dlpar
 without torch. Therefore this file imports nothing.
 """

@@ -1,7 +1,8 @@
 """JupyterHub's configuration: a general part for any hub, and a part for this machine.
 
-``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.  ``dlpar hub``
-checks :class:`Settings` and calls :func:`configure`, which adds ports, logins, accounts and job slots.
+``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom` (see README.md).
+``dlpar hub`` checks :class:`Settings` and calls :func:`configure`, which adds ports, logins, accounts and job
+slots.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ AT_REST = 300
 """Seconds between a notebook server's reports of activity."""
 
 TIED = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
-"""Prefix of a command that the kernel ends with its parent, even if the parent is killed; empty off Linux."""
+"""Prefix of a command that the kernel ends with its parent, even if the parent is killed. Empty off Linux."""
 
 PYTHON = [sys.executable, "-P", "-m"]
-"""Command that runs a module; with ``-P`` it never imports from the current folder."""
+"""Command that runs a module. With ``-P`` it never imports from the current folder."""
 
 RUNTIME = Path("/run/dlpar/users")
-"""Parent of students' folders for sockets and live jobs; the hub makes these, so nobody can take a name."""
+"""Parent of students' folders for sockets and live jobs. The hub makes these, so nobody can take a name."""
 
 MOST_PROCESSES = 2048
 """Maximum processes and threads of one student, which stops a fork bomb."""
@@ -139,10 +140,10 @@ class Settings:
         share a password, and all teachers share another.  ``"system"``: this machine's own accounts, by PAM;
         needs root.
     users, teachers : sequence of str
-        Names that may log in; with system accounts, ``@GROUP`` among the users is everybody in a Unix group.
+        Names that may log in. With system accounts, ``@GROUP`` among the users is everybody in a Unix group.
         Teachers are users.
     address, port : str and int
-        Address and port of the proxy; a port from 1 to 65535.
+        Address and port of the proxy. The port is from 1 to 65535.
     labs : str
         Folder of the shared labs, which students only read.
     folder : str
@@ -151,7 +152,8 @@ class Settings:
     certificate, key : str or None
         TLS, in PEM files.
     idle : int
-        Minutes after which a notebook server without activity ends, from 1 to 10,080; a running job is activity.
+        Minutes after which a notebook server without activity ends, from 1 to 10,080. A running job counts as
+        activity.
     slots : int
         Ranks of all users together that may run at the same time, 1 to 200; 0: no limit.
     more : str or None
@@ -218,7 +220,7 @@ def without_solutions(settings: Settings) -> Settings:
 
     The version is made or updated beside the hub's folder.
 
-    This version is not inside the hub's folder, because only the hub may read that.
+    This version is not inside the hub's folder, because only the hub may read its folder.
     """
     labs, released = Path(settings.labs), Path(f"{settings.folder}-labs")
     if not is_master(labs):
@@ -263,7 +265,7 @@ def proxy_command() -> list[str]:
 
 
 TURNS = asyncio.Semaphore(cores())
-"""Limit of servers that start at the same time; the others wait in order."""
+"""Limit of servers that start at the same time. The others wait in order."""
 
 
 class InLine:
@@ -304,7 +306,7 @@ class OwnAccount(InLine, LocalProcessSpawner):
 
 def configure(c: Any, settings: Settings) -> None:
     """Fill JupyterHub's configuration `c`."""
-    # JupyterHub ends services by SIGINT, which a shell ignores in what it runs in the background.
+    # JupyterHub ends services with SIGINT, which background commands of a shell ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, earlier = private_folder(Path(settings.folder)), set()
     with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
@@ -349,7 +351,7 @@ def configure(c: Any, settings: Settings) -> None:
 def give_out_slots(c: Any, settings: Settings) -> str:
     """Start a keeper of job slots, unless a keeper is running.
 
-    Return its socket, or an empty text without a limit.
+    Return its socket, or an empty string without a limit.
     """
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":

@@ -1,7 +1,7 @@
 """Start a student's server under her account: update her copy of the labs, then run JupyterLab.
 
-``python -m dlpar.classroom.hub.student [ARGUMENT…]``; arguments go to ``jupyterhub-singleuser``.  Besides the
-usual variables of JupyterHub it needs only ``$DLPAR_LABS``, the folder of the shared labs.
+Run it as ``python -m dlpar.classroom.hub.student [ARGUMENT…]``. Arguments go to ``jupyterhub-singleuser``.
+Besides the usual variables of JupyterHub it needs only ``$DLPAR_LABS``, the folder of the shared labs.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ async def report(activity: dict[str, Any]) -> None:
         method="POST",
         body=json.dumps(await asyncio.to_thread(state, activity)),
         headers={"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
-        # On this machine the certificate, issued for the hub's public name, would not fit.
+        # On this machine the certificate would not match, because it is issued for the hub's public name.
         validate_cert=urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
     )
     answer = json.loads(told.body)

@@ -22,7 +22,7 @@ Case = tuple[dict[str, float], float]
 
 
 def _simulated(asked: list[Experiment]) -> list[float]:
-    """Simulate one step of each experiment, all in one job. Return its seconds."""
+    """Simulate one step of each experiment, all in one job. Return the seconds of each step."""
     return judge.spmd(_each_in_turn, asked, workers=1, world="simulated", timeout=600.0)[0]
 
 
@@ -72,7 +72,7 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
         Returns the share of time in which a worker of a ring computes: `compute` in s, `latency` in s,
         `bandwidth` in bytes/s, `nbytes` of the gradient, `n` workers.  An unwritten formula is not simulated.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()
         layer's backward pass and `mb` of its gradient, in backward order; `most` MB fit into a bucket; `n`
         ranks; `latency` in ms; `bandwidth` in MB/ms.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     """
     return check(student, _sendings(), hints)
 
@@ -149,7 +149,7 @@ def check_step(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
         Returns the seconds of a step: `kernels` are pairs of FLOPs and bytes, `peak` is in FLOP/s, `bandwidth` in
         bytes/s, and `launch` in s.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     """
     return check(student, _steps_of_kernels(), hints)
 
@@ -177,7 +177,7 @@ GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
 """Grids to try: data, tensor, pipeline."""
 
 MORE_GRIDS = ((2, 2, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (8, 1, 1))
-"""Further grids; a graded answer is tried on one of them."""
+"""Further grids. A graded answer is tried on one of them."""
 
 
 def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
@@ -193,7 +193,7 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
         step for the whole batch in all layers; `gradient` in kB, of the whole model; `bandwidth` in MB/s.  An
         unwritten formula is not simulated.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
 
     Raises
     ------
@@ -239,7 +239,9 @@ JOBS_THAT_DIE = ((600.0, 5.0, 20.0, 60.0), (48_000.0, 10.0, 20.0, 300.0), (6_000
 """Seconds between failures, per step, per snapshot and per restart.  No fixed interval suits the first two jobs."""
 
 SHORT_OF_BEST = 0.03
-"""Share of time that a policy may lose beyond the best fixed interval: it must first learn the rate of deaths."""
+"""Share of time that a policy may lose beyond the best fixed interval. It must first learn the rate of
+deaths.
+"""
 
 
 def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
@@ -254,7 +256,7 @@ def check_interval(student: Callable[..., Any] | None, hints: Sequence[str] = ()
         Returns a whole number of steps, at least 1.  `step` and `snapshot` are their seconds, `now` is the
         time, and `deaths` are the times of all deaths so far.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     """
     if not callable(student):
         return check(student, [({}, None)])

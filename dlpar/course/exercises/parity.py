@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # ---- ZeRO stage 1 -------------------------------------------------------------------
 
 WEIGHTS = 10
-"""Weights of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
+"""Number of weights of the trained model. 3 and 4 ranks get chunks of different lengths."""
 
 STEPS = 3
 """Number of steps; from the second step on, the velocity that a rank keeps matters."""
@@ -47,7 +47,7 @@ def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seque
     Returns
     -------
     Verdict
-        Names the first step and rank that differ; never raises for an error in the student's code.
+        It names the first step and rank that differ. Errors in the student's code are never raised.
     """
     how = SHARDED, hints, "a ring all-reduce", "ring_reduce_scatter and ring_allgather"
     return judge_steps(student, _zero_on_rank, workers, _zero_steps, *how)
@@ -118,14 +118,14 @@ def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seq
     student : callable or None
         Raises ``NotImplementedError`` while it is not written.
     workers : sequence of int
-        Divisors of 12: numbers of simulated ranks to try; the last is also the number of real ranks.
+        Divisors of 12: numbers of simulated ranks to try. The last is also the number of real ranks.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
 
     Returns
     -------
     Verdict
-        Never raises for an error in the student's code.
+        Errors in the student's code are never raised.
     """
     how = DIVIDED, hints, "one ring all-reduce of y and one of of_x", "ring_allreduce", 10.0
     return judge_steps(student, _layers_on_rank, workers, _layers_steps, *how)
@@ -184,7 +184,7 @@ SCHEME_STEPS = 20
 ALIKE = f"{{name}} is right on {{ranks}}: every weight is that of one process, {SCHEME_STEPS} steps long."
 
 ROUNDING = 1e-9
-"""Largest relative difference; float64 sums of the same numbers in another order differ by less."""
+"""Largest relative difference. Float64 sums of the same numbers in another order differ by less."""
 
 
 def check_scheme(
@@ -198,16 +198,16 @@ def check_scheme(
         A function of (comm, tensor) that sums a tensor over all ranks, in place; or a
         subclass of :class:`dlpar.sync.Scheme` with ``combine``.
     workers : sequence of int
-        Numbers of workers to try, the last also on real ranks; shares of the batch differ in size.
+        Numbers of workers to try, the last also on real ranks. Shares of the batch differ in size.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
 
     Returns
     -------
     Verdict
-        Names the first step and worker that differ; never raises for an error in the student's code.
+        It names the first step and worker that differ. Errors in the student's code are never raised.
     """
     name = getattr(my_scheme, "__name__", type(my_scheme).__name__)
     if my_scheme is None or my_scheme is ...:

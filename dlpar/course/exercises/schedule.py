@@ -27,7 +27,7 @@ class Size(NamedTuple):
 
 
 SIZES = (Size(2, 4), Size(4, 8), Size(3, 7), Size(4, 2))
-"""Sizes to try; the last has fewer micro-batches than stages."""
+"""Sizes to try. The last has fewer micro-batches than stages."""
 
 SECONDS = {"F": 1.0, "B": 2.0}
 """Seconds of a pass, on every stage."""
@@ -35,7 +35,7 @@ SECONDS = {"F": 1.0, "B": 2.0}
 _SPLIT = {"kind": "pipeline", "schedule": "1f1b", "microbatches": 8}
 _FIELDS: dict[str, Any] = {"batch": 32, "steps": 3, "evaluate_every": 1000, "dtype": "float64"}
 TRAINED = Experiment(workers=4, model={"width": 16, "depth": 3}, split=_SPLIT, **_FIELDS)
-"""Training with a right schedule, on simulated and on real ranks."""
+"""Training with a correct schedule, on simulated and on real ranks."""
 
 
 def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[str] = ()) -> Verdict:
@@ -54,12 +54,12 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
         Returns for each stage a list of ``("F", micro)`` and ``("B", micro)``, or of
         :class:`~dlpar.split.schedules.Action`; raises ``NotImplementedError`` while it is not written.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
 
     Returns
     -------
     Verdict
-        Names the first stage and action that are wrong; never raises for an error in the student's code.
+        It names the first stage and action that are wrong. Errors in the student's code are never raised.
     """
     draw = secret("sizes")
     sizes = [*SIZES, *map(Size._make, draw.integers((2, 1), (9, 17), (4, 2)).tolist() if draw else ())]
@@ -140,7 +140,7 @@ def _too_many(lists: list[list[Action]]) -> str:
 def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
     """Name the earliest action that begins later than in 1F1B.
 
-    Return an empty text unless the bubble is larger.
+    Return an empty string unless the bubble is larger.
     """
     allowed, found = bubble("1f1b", stages, microbatches), idle_share(bars)
     if found < allowed + 1e-9:

@@ -72,12 +72,12 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
     bounds : sequence of int
         Bounds on the lead to try, in clocks.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
 
     Returns
     -------
     Verdict
-        Names the first push with a wrong result; never raises for an error in the student's code.
+        It names the first push with a wrong result. Errors in the student's code are never raised.
     """
     said = "No worker led the slowest by more than s clocks (the largest lead was {furthest}). "
     said += "The rate was divided by each gradient's staleness (at most {oldest} updates)."
@@ -87,9 +87,10 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
 def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()) -> Verdict:
     """Run a server with backup workers. It answers each push with ``on_push(server, worker, gradient)``.
 
-    The function must gather each push of the present version, and drop all others.  When it has gathered
-    ``server.needed`` pushes, it must move the weights by the learning rate times their mean, count the version
-    and clear the list.  It must note that the worker waits, and return the waiting workers with old weights.
+    The function must gather each push of the current version, and drop all others.  When it has gathered
+    ``server.needed`` pushes, it must move the weights by the learning rate times their mean, count the
+    version and clear the list.  It must note that the worker waits, and return the waiting workers with old
+    weights.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
     backups : sequence of int
         Numbers of backup workers to try, of three workers in all.
     hints : sequence of str
-        Hints, from gentle to plain; each wrong answer shows one more hint.
+        Hints, from gentle to plain. Each wrong answer shows one more hint.
     """
     said = f"Every update used {WORKERS} - b pushes, and later pushes were dropped."
     return _judge(on_push, "b", backups, said, hints)
@@ -152,7 +153,7 @@ def _push(comm: Comm, bound: int) -> None:
 def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> tuple[str, int, int]:
     """Answer by the rule, and check the student's function until its answer differs.
 
-    Returns the first error, the age of the oldest gradient and the largest lead.
+    Return the first error, the age of the oldest gradient and the largest lead.
     """
     import torch
 

@@ -19,7 +19,7 @@ exact."""
 def overlapped_training() -> Experiment:
     """Simulate eight GPUs on two machines with the clock of VGG-16. Communication overlaps computation.
 
-    The bytes and FLOPs of VGG-16 are spread over the layers of a small network; each layer is a bucket.
+    The bytes and FLOPs of VGG-16 are spread over the layers of a small network. Each layer is a bucket.
     """
     training = dict(workers=8, batch=64, scaling="weak", steps=12, evaluate_every=1000)
     sync = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
@@ -39,7 +39,7 @@ def paced_overlap() -> list[Experiment]:
 
 
 def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **sync: float) -> Experiment:
-    """Simulate two steps of 16 GPUs. Messages carry sizes only."""
+    """Simulate two steps of 16 GPUs. Messages carry only sizes."""
     sync = {"scheme": "ring", **sync}
     return sizes_only(workload, platform_file(platform), workers=16, batch=batch, steps=2, sync=sync)
 
@@ -65,7 +65,7 @@ def one_cause_less() -> dict[str, Experiment]:
 
 
 def parts_ms(run: Run) -> dict[str, float]:
-    """Return an overlapped step's ms of computing and sending, and its exposed communication in ms and %."""
+    """Return an overlapped step's computation and communication in ms, and its exposed part in ms and %."""
     asked = run.experiment
     gpu, model = platform_of(asked), workload(asked.cluster.stand_in_for)
     sizes = [model.itemsize * layer.parameters for layer in model.layers]  # in the order of the backward pass

@@ -28,8 +28,8 @@ def first_run() -> Experiment:
 def four_times_faster() -> list[Experiment]:
     """Train on one process, on as many processes as there are cores, and on twice as many.
 
-    Layers are large, so that computing takes longer than messages.  A process has one thread, so that it
-    cannot use a second core.
+    Layers are large, so that computation takes longer than communication.  A process has one thread, so that
+    it cannot use a second core.
     """
     worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
     return [HEAVY.replace(workers=workers) for workers in worlds]

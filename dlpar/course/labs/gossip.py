@@ -29,16 +29,16 @@ def _learn_apart(run: Run) -> Shown:
 
 
 def _mixing(**sync: object) -> Experiment:
-    """Let eight workers with different weights only average. Use float64 and learning rate 0."""
+    """Let eight workers with different weights average without training: float64, learning rate 0."""
     training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
     sync = {"scheme": "gossip", "start": "random", **sync}
     return Experiment(model="linear", data="diabetes", **training, sync=sync, cluster=SIMULATED)
 
 
 def pure_mixing() -> list[Experiment]:
-    """Let eight workers only average: on a ring, exp2, a complete graph, and with one peer a step.
+    """Let eight workers average without training: on a ring, exp2, a complete graph, and with one peer.
 
-    With a learning rate of 0 only mixing remains; in float64 distances can become very small.
+    With a learning rate of 0 only mixing remains. In float64, distances can become very small.
     """
     return [*(_mixing(topology=graph) for graph in GRAPHS), _mixing(exchange="one_peer")]
 
@@ -69,7 +69,7 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 
 def more_neighbours() -> list[Experiment]:
-    """Simulate 16 machines on 1 Gb Ethernet: one peer a step, and 2, 7 and 15 neighbours.
+    """Simulate 16 machines on 1 Gb Ethernet: one peer per step, and 2, 7 and 15 neighbours.
 
     All runs see the same batches.
     """
@@ -88,7 +88,7 @@ def _fewer_cost_less(runs: list[Run]) -> Shown:
 
 
 def cut_edges() -> list[Experiment]:
-    """Let eight workers only average on a ring with no edge, one edge and two edges cut."""
+    """Let eight workers average without training on a ring with no, one and two edges cut."""
     whole = [(i, (i + 1) % 8) for i in range(8)]
     path = [edge for edge in whole if edge != (7, 0)]
     halves = [edge for edge in path if edge != (3, 4)]
@@ -103,7 +103,7 @@ def _islands_never_agree(runs: list[Run]) -> Shown:
 
 
 def slow_neighbour() -> list[Experiment]:
-    """Average with all neighbours each step, or in pairs (AD-PSGD). One worker is four times slower.
+    """Average with all neighbours in each step, or in pairs (AD-PSGD). One worker is four times slower.
 
     Steps take 10 ms.  Delays need no core, so the effect shows on any machine.
     """

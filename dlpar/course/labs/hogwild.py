@@ -54,8 +54,8 @@ def _more_conflicts_no_harm(pairs: list[list[Run]]) -> Shown:
 def lock_free_scaling() -> list[Experiment]:
     """Make dense updates of 1.1 million weights with 1, 2, 4 and more processes.
 
-    There are up to twice as many processes as cores, each with its own batch and one thread.  The number of updates
-    is the same.
+    There are up to twice as many processes as cores, each with its own batch and one thread. All make the
+    same number of updates in total.
     """
     training = dict(batch=16, scaling="weak", evaluate_every=100_000, sync="hogwild")
     common = Experiment(model={"name": "mlp", "width": 1024}, **training, cluster={"threads": 1})
@@ -71,7 +71,7 @@ def _cores_limit_and_updates_age(runs: list[Run]) -> Shown:
 
 
 def slow_writer() -> Experiment:
-    """Take steps of 10 ms. One worker is four times slower, and no worker waits for it.
+    """Run steps of 10 ms. One worker is four times slower, and no worker waits for it.
 
     Delays need no core, so the effect shows on any machine.
     """

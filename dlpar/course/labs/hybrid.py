@@ -35,7 +35,7 @@ def grid(
 
 
 def one_process() -> dict[str, Experiment]:
-    """Take ten float64 steps on one rank and on 2 × 2 × 2.
+    """Run ten float64 steps on one rank and on 2 × 2 × 2 ranks.
 
     The grid synchronises with a ring, and with a server for each part.
     """

@@ -43,7 +43,7 @@ def _one_step(width: int, platform: str, **fields: Any) -> Experiment:
 
 
 def faster() -> list[Experiment]:
-    """Simulate a step of a perceptron with 1,024 neurons a layer on each of `LINKS`."""
+    """Simulate a step of a perceptron with 1,024 neurons per layer on each of `LINKS`."""
     return [_one_step(1024, platform, batch=512, split="tensor") for platform in LINKS.values()]
 
 
@@ -68,7 +68,7 @@ def _it_hides_where_computing_is_long(runs: list[Run]) -> Shown:
 
 
 def pieces_of_images() -> list[Experiment]:
-    """Take 20 steps with one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
+    """Run 20 steps with one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
     whole = CNN.replace(workers=1, steps=20, evaluate_every=1000, cluster={"world": "simulated"})
     cuts = ((3, 1), (2, 2), (3, 2))
     split = [{"kind": "spatial", "rows": rows, "columns": columns} for rows, columns in cuts]

@@ -11,7 +11,7 @@ from dlpar.lab.figures.throughput import per_rank
 from dlpar.systems.servers import ALONE, SLOW, ps
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
-"""A model with little to compute: delays set the time, so it is the same on every machine."""
+"""A model with little computation. Delays determine the time, which is the same on every machine."""
 
 PACED: dict[str, Any] = {"world": "paced", "platform": CLUSTER}
 

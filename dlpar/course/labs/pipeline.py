@@ -12,7 +12,7 @@ DEEP = {"name": "mlp", "width": 64, "depth": 32}
 """Model of 32 equal layers and an output layer that costs a sixth of one, for four nearly equal stages."""
 
 WIDE = {"name": "mlp", "width": 1024, "depth": 9}
-"""Model with two layers of 1024 × 1024 for each of four stages; the other layers cost almost nothing."""
+"""Model with two layers of 1024 × 1024 for each of four stages. The other layers cost almost nothing."""
 
 RACK = "cpu-10gbe"
 """Platform of servers with a 10 GbE card each: 30 µs and 1.1 GB/s."""
@@ -51,7 +51,7 @@ def _keeps_its_schedule(run: Run) -> Shown:
 def schedules() -> dict[str, Experiment]:
     """Train on the same 256 samples in 8 micro-batches with every schedule.
 
-    The model really trains, on the clock of BERT-large on P100s and 100 Gb InfiniBand.
+    The model actually trains, on the clock of BERT-large on P100s and 100 Gb InfiniBand.
     """
     gpipe = _stages(DEEP, "gpipe", cluster=BERT)
     return {
@@ -73,7 +73,7 @@ def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
 
 
 def more_micro_batches() -> list[Experiment]:
-    """Simulate 256 samples in 1 to 256 micro-batches, with 1F1B and GPipe. Messages carry sizes only."""
+    """Simulate 256 samples in 1 to 256 micro-batches, with 1F1B and GPipe. Messages carry only sizes."""
     flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch both schedules are the same
     cluster = {"messages": "sizes"}
     return [_stages(WIDE, name, m, cluster=cluster) for name, counts in flush.items() for m in counts]

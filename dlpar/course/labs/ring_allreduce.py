@@ -9,11 +9,12 @@ from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
-"""Platforms of eight GPUs a machine: with a network card for each GPU, and with one card for all eight."""
+"""Platforms with eight GPUs per machine: with a network card for each GPU, and with one card for all eight.
+"""
 
 
 def ring_run() -> Experiment:
-    """Train four workers on a ring on handwritten digits for a second."""
+    """Train four workers with a ring all-reduce on handwritten digits for a second."""
     return Experiment(model={"name": "mlp", "width": 64}, workers=4, batch=256, steps=100, evaluate_every=20)
 
 
@@ -33,7 +34,7 @@ def _less_than_two(runs: list[Run]) -> Shown:
 
 
 def more_ranks() -> list[Collectives]:
-    """Time a ring of increasingly many ranks, with messages of 4 kB and 16 MB.
+    """Time a ring with more and more ranks, with messages of 4 kB and 16 MB.
 
     There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB.
     """

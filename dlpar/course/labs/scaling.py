@@ -25,7 +25,7 @@ from dlpar.worlds.platforms import Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 
 GPUS = "p100-25gbe-roce"
-"""Platform of Horovod's benchmark: four P100s a node, 25 GbE with RoCE between nodes."""
+"""Platform of Horovod's benchmark: four P100s per node, 25 GbE with RoCE between nodes."""
 
 HOROVOD = measured_on("horovod")
 """Platform of the same cluster, where a GPU computes at half its speed while it communicates."""
@@ -37,7 +37,7 @@ RING = {"scheme": "ring", "bucket_mb": 4096}
 
 
 def sizes_only(workload: str | None, platform: str = GPUS, **fields: Any) -> Experiment:
-    """Simulate GPUs with 64 samples each and one all-reduce a step. Messages carry sizes only."""
+    """Simulate GPUs with 64 samples each and one all-reduce per step. Messages carry only sizes."""
     return by_sizes(platform, workload, **{"batch": 64, "sync": RING, **fields})
 
 

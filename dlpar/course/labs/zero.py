@@ -29,7 +29,7 @@ def sharding_is_free(microbatches: int = 1) -> list[Experiment]:
 
 
 def accumulation() -> dict[str, Experiment]:
-    """Compare 64 samples a worker, at once and in pieces, with 8 samples.
+    """Compare 64 samples per worker, at once and in pieces, with 8 samples.
 
     Activations are larger than weights.
     """
