@@ -63,7 +63,7 @@ class Result(NamedTuple):
     Attributes
     ----------
     lab : str
-        ``00`` to ``10``.
+        Number of the lab, such as ``07b``.
     preset, belief : str
         Name of the row's preset, and its belief.
     world : str

@@ -1,8 +1,8 @@
-"""Stub that mpiexec starts in a warm launch, while the fork server forks the rank.
+"""Stub that mpiexec starts in a warm launch in the place of a rank.
 
-Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank with this process's
-environment, folder and file descriptors.  The stub waits, and ends with the rank's status. If the stub is
-killed, its pipe closes and the rank is killed.
+Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  At the stub's request the fork server forks the rank with the
+stub's environment, folder and file descriptors.  The stub waits, and ends with the rank's status or by the
+rank's signal.  If the stub is killed, its pipe closes and the fork server kills the rank.
 """
 
 from __future__ import annotations

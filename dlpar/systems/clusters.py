@@ -24,9 +24,9 @@ def _workers(count: int) -> dict[str, Any]:
 
 
 def _descends(runs: Runs) -> bool:
-    """Return whether descent on four processes matches descent on one.
+    """Return whether four processes end at one process's weight, 1 - 0.8²⁰.
 
-    The loss is a mean of squares, at rate 0.1, in 20 steps from 0 to 1.
+    The loss is a mean of squares with its minimum at 1.  Descent takes 20 steps from 0 at rate 0.1.
     """
     ended = runs["3 workers, 1 server"]["workers"]
     return len(ended) == 4 and all(abs(each["result"] - (1 - 0.8**20)) < 1e-9 for each in ended)

@@ -200,7 +200,7 @@ def system_panel(name: str) -> Comparison:
     Raises
     ------
     BadSystem
-        If no system has that name, or the system starts scripts instead.
+        If no system has that name, or if the system runs programs instead of experiments.
     """
     from dlpar.systems import SYSTEMS
 

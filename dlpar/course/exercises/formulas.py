@@ -236,7 +236,10 @@ DEATHS = 150
 """Number of deaths that a job survives before it is judged."""
 
 JOBS_THAT_DIE = ((600.0, 5.0, 20.0, 60.0), (48_000.0, 10.0, 20.0, 300.0), (6_000.0, 10.0, 120.0, 60.0))
-"""Seconds between failures, per step, per snapshot and per restart.  No fixed interval suits the first two jobs."""
+"""Mean seconds between failures, and seconds of a step, a snapshot and a restart.
+
+No fixed interval suits both of the first two jobs.
+"""
 
 SHORT_OF_BEST = 0.03
 """Share of time that a policy may lose beyond the best fixed interval. It must first learn the rate of

@@ -159,9 +159,7 @@ def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
 
 
 def _problem(ranks: int) -> list[torch.Tensor]:
-    """Return x, up, down, the gradient of y, and its data.
-
-    The problem is a whole perceptron: ``y = relu(x @ up.T) @ down.T``.
+    """Return x, up, down and the gradient of y, where ``y = relu(x @ up.T) @ down.T`` is a whole perceptron.
 
     All are float64 and the same on every rank, and no two numbers are equal. If graded, they are random.
     """

@@ -168,11 +168,11 @@ def _told(action: Action) -> str:
 def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float, float]]:
     """Return the loss of each step with these lists and with 1F1B.
 
-    Return empty lists if another rank knows the loss.
+    The list is empty if another rank knows the loss.
     """
 
     class Losses(Unrecorded):
-        """Pipeline stage that keeps its losses, so that they can be read."""
+        """Record of a stage that keeps its losses."""
 
         def step(self, step: int, loss: Any = None, **facts: Any) -> None:
             losses.append(loss)

@@ -4,10 +4,11 @@ The cost is equal for any number of ranks.
 
 A step takes a given number of seconds.  Failures follow the rules of runs with messages:
 
-    end      a death ends all ranks at once; after detection and a restart, steps continue from the last
-    snapshot continue (shrink, spare)  survivors compute until the exchange where a rank is missing, and
-             discard this step; they repeat it without the dead replica, or with a spare in its place; the
-             dead replica returns after its restart
+    end            a death ends all ranks at once; after detection and a restart, steps continue from the
+                   last snapshot
+    shrink, spare  survivors compute until the exchange where a rank is missing, and discard this step; they
+                   repeat it without the dead replica, or with a spare in its place; the dead replica
+                   returns after its restart
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ SAMPLE = {
 def test_there_are_forty_dishonest_answers_and_every_lab_has_some(tmp_path: Path) -> None:
     tricks = [answer.lab for answer in dishonest.answers(tmp_path) if not answer.honest]
     assert len(tricks) >= 40 and min(map(tricks.count, dishonest.MASTERS)) >= 5
+    guide = Path(dishonest.__file__).parents[3] / "dlpar/classroom/grading/README.md"
+    assert f"We tried {len(tricks)} dishonest answers" in guide.read_text()
 
 
 @pytest.mark.slow
