@@ -1,4 +1,4 @@
-"""Delays and deaths of workers, reproducible on demand.
+"""Delays and deaths of workers on request, reproducible from the seed.
 
 A worker's step is stretched after its gradient is computed.  Dean and Barroso, "The tail at scale" (2013),
 explain why delays vary.  The usual models are exponential and gamma distributions (Dutta et al., arXiv

@@ -98,7 +98,7 @@ class Memory:
             self.over_time.append([now, total])
 
     def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
-        """Return a context that counts bytes during a step's gradient. It counts only in the first steps.
+        """Return a context that counts bytes while a step's gradient is computed, only in the first steps.
 
         Parameters
         ----------

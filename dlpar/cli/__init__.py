@@ -47,11 +47,11 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 class BadRequest(ValueError):
-    """Impossible request. The message is one sentence with the flag, its value and the allowed values."""
+    """Error: a request is impossible. The message is one sentence with flag, value and allowed values."""
 
 
 class Failed(RuntimeError):
-    """Failure of a command to do its work here. The message gives the reason."""
+    """Error: a command cannot do its work here. The message gives the reason."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -279,7 +279,7 @@ def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
 
 @contextmanager
 def named_as_flags() -> Iterator[None]:
-    """Raise `BadExperiment` errors of the block again, with flags instead of field names."""
+    """Re-raise the block's `BadExperiment` errors with flags instead of field names."""
     try:
         yield
     except BadExperiment as error:
@@ -287,7 +287,7 @@ def named_as_flags() -> Iterator[None]:
 
 
 def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experiment]) -> None:
-    """Name the typed flags that affect no experiment, on standard error.
+    """Print on standard error the typed flags that affect no experiment.
 
     A sweep often has such flags.
 

@@ -1,4 +1,4 @@
-"""Collectives built from ``send`` and ``recv`` only, each short enough to fit on one slide.
+"""Collectives built only from ``send`` and ``recv``. Each is short enough to fit on one slide.
 
 Each works in place on a flat tensor of any length, on any number of ranks.  Names with the prefix
 ``library_`` stand for the library's own collectives. :func:`dlpar.theory.counts.closed_form` predicts how

@@ -65,7 +65,7 @@ def pieces_of(elements: int) -> int:
 
 
 def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
-    """Return the parent (None for the root) and the children of a rank at a shifted place in a tree."""
+    """Return the parent (None for the root) and the children of a rank in a tree with shifted places."""
     place = (rank + shift) % ranks
     near = {place + way * 2**k for k in range(ranks.bit_length()) for way in (-1, 1)}
     children = sorted(p for p in near if 0 < p < ranks and _parent(p, ranks) == place)

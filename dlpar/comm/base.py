@@ -50,7 +50,7 @@ def wait_all(requests: list[Request]) -> None:
 
 
 class Counter(Protocol):
-    """Number that all ranks increment together."""
+    """Counter that all ranks share and increment."""
 
     def take(self) -> int:
         """Return the current number, from 0, and increment it. No two calls return the same number."""
@@ -365,7 +365,7 @@ class Comm(ABC):
 
     @abstractmethod
     def broadcast(self, thing: Any, root: int = 0) -> Any:
-        """Broadcast `root`'s picklable object to every rank. For control, not for data."""
+        """Broadcast `root`'s picklable object to every rank. Use it for control, not for data."""
 
     @abstractmethod
     def now(self) -> float:

@@ -142,7 +142,7 @@ class GhostPacket(Packet):
 
 
 def elements(shape: Any) -> int:
-    """Count the elements of a shape, given as a number or a sequence of them."""
+    """Count the elements of a shape, given as a number or a sequence of numbers."""
     return shape if isinstance(shape, int) else math.prod(shape)
 
 
@@ -171,7 +171,7 @@ class Workload(Protocol):
 class Outline:
     """Layers of a workload, used as a model.
 
-    An outline has a length, and can be sliced and added like a list of layers.
+    An outline has a length, and can be sliced and concatenated like a list of layers.
 
     Parameters
     ----------

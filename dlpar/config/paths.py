@@ -28,7 +28,7 @@ def read_plain(path: str | os.PathLike, most: int = LARGEST) -> bytes:
 
 
 def open_plain(path: str | os.PathLike) -> BinaryIO:
-    """Open a plain file for reading. Never block, as a pipe could.
+    """Open a plain file for reading. Refuse a pipe without blocking.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class PartWithRules(Part):
 
 
 class Other(tuple):
-    """All values except these."""
+    """Marker of all values except these."""
 
     def __contains__(self, value: object) -> bool:
         return not super().__contains__(value)

@@ -25,11 +25,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BadExperiment(ValueError):
-    """Experiment that cannot be run. The message names the field, the value and the allowed values."""
+    """Error: an experiment cannot be run. The message names the field, the value and the allowed values."""
 
 
 class BadData(ValueError):
-    """Data that cannot be read. The message names the file, the searched folder and the expected form."""
+    """Error: data cannot be read. The message names the file, the searched folder and the expected form."""
 
 
 class OneOf:

@@ -70,7 +70,7 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> HTML:
     """Show experiments' non-default settings.
 
-    Shared settings are above. Settings that differ are in rows.
+    The caption lists shared settings. Each setting that differs has a row.
     """
     named = experiments if isinstance(experiments, Mapping) else dict(zip(labels(experiments), experiments))
     flat = [flatten(each) for each in named.values()]

@@ -88,7 +88,7 @@ class Result(NamedTuple):
 def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 0) -> Iterator[Result]:
     """Try rows one after the other. A failure of one row does not stop the others.
 
-    Running jobs end with their row, even if it is interrupted.
+    Running jobs end with their row, even if the row is interrupted.
 
     Parameters
     ----------

@@ -164,7 +164,7 @@ def _digest(file: Path) -> str:
 
 
 def _read_record(record: Path) -> dict[str, str]:
-    """Read names and digests. Return none if the record is missing or damaged."""
+    """Read names and digests. Return no names if the record is missing or damaged."""
     with suppress(OSError, ValueError, TypeError):
         return dict(json.loads(record.read_bytes()))
     return {}

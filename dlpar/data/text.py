@@ -100,7 +100,7 @@ def encode(text: str) -> np.ndarray:
 def decode(codes: np.ndarray) -> str:
     """Decode `codes` from :func:`encode` to text.
 
-    `codes` are integers of any type and shape, also a tensor.
+    `codes` are integers of any type and shape, such as a tensor.
     """
     return np.frombuffer(ALPHABET.encode(), dtype=np.uint8)[np.asarray(codes)].tobytes().decode()
 

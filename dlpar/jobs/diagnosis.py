@@ -1,6 +1,6 @@
 """Diagnosis of a job's end from ranks' records, mpiexec's output and Python's stacks.
 
-Standard library only.
+This module uses only the standard library.
 """
 
 from __future__ import annotations

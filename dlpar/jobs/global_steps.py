@@ -1,4 +1,4 @@
-"""Combine workers' steps into global steps. Standard library only."""
+"""Combine workers' steps into global steps, with only the standard library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Goodput of a run: the average worker's time by kind, and the share of steps that count.
 
-The kinds are those of simulated jobs (:mod:`dlpar.worlds.simulated.failures`).  Standard library only.
+The kinds are those of simulated jobs (:mod:`dlpar.worlds.simulated.failures`).  This module uses only the
+standard library.
 
     computing      all other work of a step; an exchange hidden behind it counts as computing
     communicating  exchanges that nothing hides

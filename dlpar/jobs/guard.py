@@ -2,7 +2,7 @@
 
 The guardian starts mpiexec, and copies the output of ranks into ``log.txt``.  It ends the whole job when the
 owner asks for this or dies, when a rank fails, or after too long without progress.  In every case it leaves
-no process, socket or shared-memory file.  Standard library only.
+no process, socket or shared-memory file.  It uses only the standard library.
 """
 
 from __future__ import annotations

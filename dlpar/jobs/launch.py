@@ -51,7 +51,7 @@ NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi 
 
 
 class JobFailed(RuntimeError):
-    """Error of an unfinished job. The message contains the reason and every failed rank's traceback."""
+    """Error: a job did not finish. The message contains the reason and every failed rank's traceback."""
 
 
 class Job:

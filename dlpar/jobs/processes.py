@@ -1,4 +1,7 @@
-"""Find and kill processes of one account, or let them die with a parent. Standard library only."""
+"""Find and kill processes of one account, or let them die with a parent.
+
+This module uses only the standard library.
+"""
 
 from __future__ import annotations
 

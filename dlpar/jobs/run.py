@@ -40,7 +40,7 @@ class NoSuchRun(LookupError):
 
 
 class Run:
-    """Run, read from its folder.
+    """Run that is read from its folder.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Private folders of a job, removal of a killed job's folders, and locks. Standard library only."""
+"""Private folders of a job, removal of a killed job's folders, and locks.
+
+This module uses only the standard library.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Job slots: a limit on the ranks of all users of a machine, shared in fair turns. Standard library only.
+"""Job slots: a limit on the ranks of all users of a machine, shared in fair turns.
 
 The keeper has one file for each slot, locked while the slot is taken.  It hands the locked
 files themselves to a job's guardian, which passes them on to mpiexec.  However the job ends, the kernel frees
 its slots with its last process.  The keeper counts locks, not connections, and remembers their users.  While
 others wait, a job may keep slots only up to a time limit.  Then the job is told to end, and the slot gets a
-new file.  Without a keeper there is no limit.
+new file.  Without a keeper there is no limit. This module uses only the standard library.
 
 The next turn goes to the user with the fewest slots.  Among equals the longest time since the last turn
 decides, then the time of arrival.  Nobody overtakes the user whose turn it is, even with a smaller job.
@@ -51,7 +51,7 @@ LONGEST_TURN = 1800.0
 
 
 class NoSlots(RuntimeError):
-    """Refusal or exit of the keeper. The message gives the allowed values."""
+    """Error: the keeper refuses or has exited. The message gives the allowed values."""
 
 
 def keeper_socket() -> Path | None:
@@ -243,7 +243,7 @@ class Keeper:
         return self.folder / f"slot-{number}"
 
     def _look(self) -> None:
-        """Find the slots in use by their locked files. Jobs of an earlier keeper count too."""
+        """Find the used slots by their locked files. Jobs of an earlier keeper also count."""
         for number in range(self.slots):
             if (file := lock(self._file(number))) is None:
                 self.taken.setdefault(number, Turn("somebody", None, time.monotonic()))

@@ -418,7 +418,7 @@ class Keeper(comm.Keeper):
             put(self.state.tree[name], parts[name], self.state.tensors)
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
-        """Die or take a snapshot, if due after `done` global steps. This rank did `own` of them.
+        """Die or take a snapshot if this is due after `done` global steps. This rank did `own` of them.
 
         The last step's snapshot is taken `at_end`, when all ranks have the final weights.
         """

@@ -1,6 +1,6 @@
 """Unix sockets between one machine's processes. They carry lines of JSON and open files.
 
-Standard library only.
+This module uses only the standard library.
 """
 
 from __future__ import annotations

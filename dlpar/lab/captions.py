@@ -224,7 +224,7 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
 
 
 def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
-    """State the speed-up of the most workers.
+    """State the speed-up with the most workers.
 
     `gains`: name -> (workers, speed-up, efficiency), over `base` workers.
     """

@@ -1,4 +1,4 @@
-"""Widgets on a page, each with one model. A page requests the state when loaded, then receives changes.
+"""Widgets on a page, each with one model. A page requests the state when it loads, then receives changes.
 
 No data is widget state, so a reloaded page has only one model to restore.
 """

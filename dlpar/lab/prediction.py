@@ -99,7 +99,7 @@ class Prediction(Page):
         return Reveal(self, found, how)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Take a full or partial answer, or the agreement to share."""
+        """Process a full or partial answer, or the agreement to share."""
         answer = self.answer
         match message:
             case {"share": agrees}:

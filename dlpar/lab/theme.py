@@ -288,7 +288,7 @@ def doubled(value: float, least: float = 1.0) -> float:
 
 
 def rounded_up(value: float) -> float:
-    """Return the first round number not below a positive `value`. It ends a final axis."""
+    """Return the first round number not below a positive `value`. A final axis ends there."""
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))

@@ -185,7 +185,7 @@ class Replay(Reader):
 
 
 def has_ended(run: Run) -> bool:
-    """Return whether a run's records are complete. A job holds its folder for a moment longer."""
+    """Return whether a run's records are complete. A job holds its folder for a moment after that."""
     return not run.live or run.status not in ("queued", "starting", "running")
 
 

@@ -1,4 +1,4 @@
-"""Splits of one model over the ranks of a replica, one class per split, with shared calls."""
+"""Splits of one model over the ranks of a replica. Each is a class with the methods of :class:`Split`."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ class Stage:
     def equalise_copies(self) -> None:
         """Make copies of a weight equal if replicas run free.
 
-        Servers update parts in different orders.
+        Copies drift apart, because servers update parts in different orders.
 
         Ranks of a stage have copies of the weights that are not cut.  The last stage has a copy of the first
         stage's tied weight.

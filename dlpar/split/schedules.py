@@ -109,7 +109,7 @@ SCHEDULES: dict[str, Actions] = {
 
 
 def register(name: str, actions: Actions, traits: config.Traits) -> None:
-    """Add a schedule that experiments can name. `traits` are its other requirements."""
+    """Add a schedule that experiments can name. `traits` are its requirements on an experiment."""
     SCHEDULES[name], config.SCHEDULES[name] = actions, traits
 
 

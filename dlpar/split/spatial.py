@@ -508,7 +508,7 @@ def common(a: range, b: range) -> range:
 def most(window: Window, size: int) -> int:
     """Return the maximum number of pieces of an axis.
 
-    Pieces must not be empty, and must need halos from neighbours only.
+    Pieces must not be empty, and must need halos only from neighbours.
     """
     return next(pieces for pieces in count(1) if not _fits(window, size, pieces + 1))
 

@@ -1,6 +1,6 @@
 """Operators that send messages within a layer: tensors forward, and their gradients backward.
 
-Follows Shoeybi et al. (Megatron-LM, arXiv 1909.08053, section 3): `copied` is their f, `added` their g.
+They follow Shoeybi et al. (Megatron-LM, arXiv 1909.08053, section 3): `copied` is their f, `added` their g.
 
 ============  =====================================  =====================================
 operator      forward                                backward

@@ -169,7 +169,7 @@ class ConflictMeter:
         self.totals[self.comm.rank] = -self.lr * self.sum, self.lr * self.path
 
     def lost(self) -> float:
-        """Return the magnitude of missing additions over that of all additions.
+        """Return the magnitude of missing additions divided by the magnitude of all additions.
 
         All workers must have reported.
         """

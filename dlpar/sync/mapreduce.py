@@ -35,9 +35,9 @@ class MapReduce(Scheme):
 
     Every partition puts (gradient, loss, count) into one vector of parameters + 2 numbers.  ``reduce="sum"``
     and ``"collect"`` weight a partition by its samples, so the driver divides sums over samples by their
-    count.  ``"mean"`` gives every partition with samples the weight 1.  Their mean of means is the mean over
-    samples only if all partitions have equally many.  Rank 0 records the driver's divisor as ``count``, and
-    the driver's loss with its penalty as ``driver_loss``.
+    count.  ``"mean"`` gives every partition with samples the weight 1.  The mean of these means is the mean
+    over samples only if all partitions have equally many samples.  Rank 0 records the driver's divisor as
+    ``count``, and the driver's loss with its penalty as ``driver_loss``.
     """
 
     kept = ("optimizer", "path", "converged")

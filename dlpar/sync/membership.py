@@ -9,7 +9,7 @@ from dlpar.graphs import neighbours, receivers
 
 
 class CannotGoOn(RuntimeError):
-    """Error after a death that destroyed state which no other rank holds."""
+    """Error: a death destroyed state which no other rank holds."""
 
 
 class Crew(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Scheme:
     """Scheme that keeps this worker's replica in agreement with the other replicas.
 
-    Your own scheme needs only :meth:`combine`; ``Experiment(sync=MyScheme)`` runs it.
+    Your own scheme needs only :meth:`combine`. ``Experiment(sync=MyScheme)`` runs it.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Scheme:
         return range(self.first, self.experiment.steps)
 
     def resume(self, own: int, done: int) -> None:
-        """Continue after `done` global steps, `own` by this worker, with restored state. Collective."""
+        """Continue with restored state after `done` global steps and `own` steps of this worker. Collective."""
         self.first = own
 
     def combine(self) -> None:

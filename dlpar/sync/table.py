@@ -74,7 +74,7 @@ class Table:
         self.sending: list[Request] = []
 
     def get(self, rows: Tensor) -> Tensor:
-        """Return `rows`, at most `staleness` clocks old: shape (n, columns). Each number is given once."""
+        """Return `rows`, at most `staleness` clocks old: shape (n, columns). No row number may repeat."""
         old = rows[self.stamp[rows] < self.clock_now - self.staleness]
         asked = [(server, own) for n, server in enumerate(self.servers) if len(own := self._of(n, old))]
         for server, own in asked:

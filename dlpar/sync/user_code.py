@@ -33,7 +33,7 @@ _SHORT.maxdict = 12
 
 
 class NotFacts(TypeError):
-    """Result of a scheme's ``facts()`` that cannot be recorded. The message is one sentence."""
+    """Error: the result of a scheme's ``facts()`` cannot be recorded. The message is one sentence."""
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:

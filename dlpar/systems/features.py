@@ -1,6 +1,6 @@
 """CaffeOnSpark's second half: a trained network extracts features, and a classifier learns from them.
 
-The classifier is as in MLlib.
+The classifier works as in MLlib.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def counted(comm: Comm, lines: Sequence[str], words: Sequence[str], keys: int) -
 
 
 def descent(comm: Comm, steps: int, lr: float) -> float:
-    """Train on diabetes as a dataflow of tasks, without a driver. Return the final distance from one process.
+    """Train on diabetes as a dataflow of tasks, without a driver. Return the distance to one process.
 
     Every rank updates and compares its own slices of the weights.
     """
@@ -128,7 +128,7 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 
 
 def seconds(comm: Comm, workers: int, driver: float) -> float:
-    """Run a step with sizes only, and gradients of 2 TFLOP. Return the time of its end on this rank."""
+    """Run a step with only sizes, and gradients of 2 TFLOP. Return the time of its end on this rank."""
     numbers = torch.zeros(1000)
 
     def graph() -> list[Task]:

@@ -96,7 +96,7 @@ class System:
 
 @dataclass(frozen=True)
 class Found:
-    """Figure beside its published value. `held` is None if no test depends on it."""
+    """Figure of ours with its published value. `held` is None if no test depends on the figure."""
 
     what: str
     basis: str

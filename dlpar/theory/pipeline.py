@@ -15,7 +15,7 @@ BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the bubble, the idle seconds over the ideal seconds of a batch.
+    """Return the bubble: the idle seconds divided by the ideal seconds of a batch.
 
     With a bubble of 0.25 a batch takes 1.25 times as long as without a bubble.
 
@@ -176,7 +176,7 @@ def timed(
 
 
 def idle_share(bars: Iterable[Bar]) -> float:
-    """Return the bubble of an ideal or measured timeline: idle over computing seconds of all stages.
+    """Return a timeline's bubble, ideal or measured: idle seconds of all stages over computing seconds.
 
     The window is from the first start to the last end of any stage.
     With equal stages the result equals :func:`bubble`.

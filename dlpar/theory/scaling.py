@@ -94,7 +94,7 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
 def expected_slowest(workers: int, timing: Timing) -> float:
     """Return E[max], which is at least 1.
 
-    E[max] is the expected time of the slowest of N workers over the mean time of one worker.
+    E[max] is the expected time of the slowest of N workers, divided by the mean time of one worker.
 
     A bulk-synchronous step takes the mean times this factor: 1 for constant times, and
     1 + 1/2 + ... + 1/N for exponential times.

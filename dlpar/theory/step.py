@@ -2,7 +2,7 @@
 
 :func:`predict` combines the forms of this package: computation, then an exchange. Workers that finish first
 begin the next step first. The forms hold for the long run. A step without a closed form has no prediction:
-simulate it with sizes only (``cluster.messages="sizes"``).
+simulate it with only sizes (``cluster.messages="sizes"``).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import NamedTuple
 MIB = 1 << 20
 
 CONTEXT = 100e6
-"""Minimum bytes of a process on a GPU without its tensors. It is not measured. Usual are 300 MB or more."""
+"""Minimum bytes of a process on a GPU without its tensors. It is assumed: 300 MB or more is usual."""
 
 
 class Gpu(NamedTuple):

@@ -464,7 +464,7 @@ def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def meet(mpi: MPI.Intracomm) -> None:
-    """Return once every rank of `mpi` has called. The next collective then need not spin."""
+    """Return once every rank of `mpi` has called this. The next collective then need not spin."""
     patiently(mpi.Ibarrier().Test)
 
 

@@ -21,7 +21,7 @@ ANSWER = 10.0
 
 
 class NoMPI(RuntimeError):
-    """Missing or unusable mpiexec. The message says what to do."""
+    """Error: mpiexec is missing or unusable. The message says what to do."""
 
 
 @dataclass(frozen=True)

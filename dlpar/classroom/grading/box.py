@@ -1,9 +1,9 @@
 """Sandbox in which one answer is judged: only Python, a separate account, no network, and limits.
 
 A box needs Linux and root, for namespaces of processes, network, mounts and shared memory.  Its files are a few
-read-only folders of this machine: Python, the system's libraries and dlpar.  There are no labs, no submissions and no
-homes.  When the judge ends or its time is over, the kernel kills every process in the box, even if the process ignores
-signals.
+read-only folders of this machine: Python, the system's libraries and dlpar.  It holds no labs, no submissions
+and no home folders.  When the judge ends or its time is over, the kernel kills every process in the box, even
+if the process ignores signals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHUT_IN = Path(__file__).with_name("box.sh").read_text()
 
 
 class CannotGrade(RuntimeError):
-    """Failure to judge answers here as required. The message is one sentence."""
+    """Error: answers cannot be judged here as required. The message is one sentence."""
 
 
 @dataclass(frozen=True)

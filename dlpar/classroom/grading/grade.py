@@ -72,7 +72,7 @@ ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
 
 
 class Unreadable(Exception):
-    """Notebook that is missing, damaged or not the student's own. The message is one sentence."""
+    """Error: a notebook is missing, damaged or not the student's own. The message is one sentence."""
 
 
 def role(cell: NotebookNode) -> str | None:

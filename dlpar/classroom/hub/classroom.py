@@ -122,11 +122,11 @@ PROXY = "configurable-http-proxy"
 
 
 class BadSettings(ValueError):
-    """Settings that are impossible or forbidden. The message names flag, value and allowed values."""
+    """Error: settings are impossible or forbidden. The message names flag, value and allowed values."""
 
 
 class NoProxy(RuntimeError):
-    """Missing proxy of JupyterHub. The message says how to install it."""
+    """Error: JupyterHub's proxy is missing. The message says how to install the proxy."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def without_solutions(settings: Settings) -> Settings:
 def passwords(folder: Path) -> tuple[str, str]:
     """Return the students' and the teachers' password from the hub's folder.
 
-    The hub's first start draws them.
+    The first start of the hub draws both passwords.
     """
     file = private_folder(folder) / "class-passwords"
     if not file.exists():
@@ -269,7 +269,7 @@ TURNS = asyncio.Semaphore(cores())
 
 
 class InLine:
-    """Wait for a turn to start a server. The turn lasts until the server answers."""
+    """Spawner that waits for its turn to start a server. The turn lasts until the server answers."""
 
     async def start(self) -> tuple[str, int]:
         """Start the server and return its address."""

@@ -2,8 +2,8 @@
 
 The page is a service of JupyterHub, and its token has no rights.  Every student's server reports to the page
 with the server's own token (:mod:`dlpar.classroom.hub.student_server`), and executes the page's requests in
-her account.  So the page works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs
-no rights on the machine.
+her account.  So the page works in the same way with local accounts, The Littlest JupyterHub and Kubernetes,
+and needs no rights on the machine.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Students:
 class Answers:
     """Anonymous counts of the predictions of all students who agreed to share them.
 
-    A question is shown from `LOT` answers on, and changes only after `LOT` more answers have come or gone.
+    A question is shown once it has `LOT` answers. It changes only after `LOT` more answers have come or gone.
     So nobody can see a single answer arrive.  Names are not kept, and nothing is written to a disk.
     """
 

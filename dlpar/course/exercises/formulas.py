@@ -1,4 +1,4 @@
-"""Exercises of labs 06, 07, 10, 12 and 13: check formulas and a policy by closed forms and simulations."""
+"""Exercises of labs 06, 07, 10, 12 and 13: check formulas and a policy against closed forms and simulations."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
 def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints: Sequence[str]) -> Verdict:
     """Run a server for each value of s or b.
 
-    `said` praises right answers, with the largest age and lead.
+    `said` praises correct answers, with the largest age and lead.
     """
 
     def complain(told: list[Any]) -> str:
@@ -124,7 +124,7 @@ def _judge(on_push: Answer, letter: str, values: Sequence[int], said: str, hints
 
 
 def _on_rank(comm: Comm, on_push: Callable[..., Any], values: Sequence[int], letter: str) -> list[Any]:
-    """Serve on rank 0 and push on the others, for each bound or number of backup workers in turn."""
+    """Serve on rank 0 and push on the other ranks, for each bound or number of backup workers in turn."""
     found = []
     for value in values:
         found.append(_push(comm, value) if comm.rank else _serve(comm, on_push, value, letter))

@@ -159,7 +159,7 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 def trouble() -> dict[str, Experiment]:
     """Simulate 64 GPUs on a ring.
 
-    Then one GPU is twice as slow, links are slow, or all GPUs are unsteady.
+    In further runs, one GPU is twice as slow, links are slow, or all GPUs are unsteady.
     """
     even = sizes_only("resnet50", workers=64, steps=20)
     short, slow = even.replace(steps=3), {"platform": platform_file("slow-links")}

@@ -43,12 +43,12 @@ def one_dies() -> dict[str, Experiment]:
 
 
 def killed() -> Experiment:
-    """Run these ranks with a snapshot every 50 steps. Rank 2 dies in step 130, and the job ends."""
+    """Run the four ranks with a snapshot every 50 steps. Rank 2 dies in step 130, and the job ends."""
     return one_dies()["nobody dies"].replace(snapshot={"every": 50}, deaths={"die": {2: 0.65}})
 
 
 def to_kill() -> Experiment:
-    """Run these ranks, with a snapshot every 50 steps, slowly enough for a student to kill one."""
+    """Run the four ranks, with a snapshot every 50 steps, slowly enough for a student to kill one."""
     slow = {"kind": "constant", "delay_ms": 30.0}
     return killed().replace(steps=300, evaluate_every=25, delays=slow, deaths={"die": {}})
 

@@ -67,7 +67,7 @@ def own_samples() -> dict[str, Experiment]:
 def sharded_reading(seed: int = 0, epochs: int = 10) -> list[np.ndarray]:
     """Return the images that each of four ranks reads in a few epochs of two batches.
 
-    The shape is (epochs, its shares).
+    Each array has shape (epochs, the rank's samples per epoch).
     """
     from dlpar.data.sampler import Sampler  # imported here, because it imports torch
 

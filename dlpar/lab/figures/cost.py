@@ -345,7 +345,7 @@ def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequenc
 
 
 def sending(experiment: Experiment) -> Figure:
-    """Draw the predicted computation and sending of a step, from its start to the end of its last bucket.
+    """Draw a step's predicted computation and communication, from its start to the end of its last bucket.
 
     A bucket is sent when its gradients are ready and the previous bucket has left. Each takes 2 (N-1) (a +
     b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li, arXiv 1811.11141, section

@@ -466,7 +466,7 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return the largest difference over all channels, divided by the largest expected value.
 
-    Shape (height, width).
+    The shape is (height, width).
     """
     allowed = f"allowed is the expected one, {tuple(expected.shape)}"
     require(got.shape == expected.shape, f"got: got shape {tuple(got.shape)}, {allowed}")

@@ -249,9 +249,9 @@ def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
-    """Add a picture.
+    """Add a timeline to a figure.
 
-    It has a trace for each phase and chunk of passes, and a row for each stage or rank.
+    The timeline has a trace for each phase and chunk of passes, and a row for each stage or rank.
     """
     named = {trace.name for trace in figure.data}
     chunks = 1 + max(bar.chunk or 0 for bar in bars)

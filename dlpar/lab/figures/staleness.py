@@ -124,7 +124,7 @@ def mean(counts: Counter[int]) -> float:
 def histograms(experiment: Experiment) -> list[str]:
     """Return histogram titles: one for each of the first workers, or all workers.
 
-    Return none if staleness is always 0.
+    Return no titles if staleness is always 0.
     """
     if not experiment.sync.runs_free:
         return []

@@ -1,8 +1,8 @@
 """Ranks paced by a platform on paper: real processes and messages, and a logical clock for each rank.
 
 The referee (:mod:`dlpar.worlds.paced.referee`) decides when things happen, and MPI carries the tensors.  A
-computation runs at once, and takes the logical time of the platform's device.  The wall clock follows by
-sleeping.
+computation runs at once, and takes the logical time of the platform's device.  A rank sleeps until the wall
+clock catches up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training with failures, simulated by events instead of messages.
 
-The cost is equal for any number of ranks.
+The cost of a simulation is the same for any number of ranks.
 
 A step takes a given number of seconds.  Failures follow the rules of runs with messages:
 

@@ -27,11 +27,11 @@ class Deadlock(RuntimeError):
 
 
 class LostRank(RuntimeError):
-    """Death of a rank for which others would wait."""
+    """Error: a rank has died for which others would wait."""
 
 
 class Died(RuntimeError):
-    """Rank in this process that died on request."""
+    """Error: a rank in this process died on request."""
 
 
 DETECTING = 0.1
