@@ -21,7 +21,7 @@ SQUARED_LENGTH = 8
 """Approximate squared length of the last hidden output at the start of a regression; see :func:`build`."""
 
 
-def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
+def build(experiment: Experiment, dataset: Dataset, draws: bool = True) -> nn.Sequential:
     """Build the network of an experiment and initialise its weights.
 
     Weights are normal, with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
@@ -40,6 +40,8 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
         Gives model, seed and dtype.
     dataset : Dataset
         Gives the shape of inputs and the number of outputs.
+    draws : bool, default True
+        Whether to draw the weights.  False saves time if only their sizes matter.
 
     Returns
     -------
@@ -53,7 +55,8 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     # Layers draw default weights when they are made, but the state of the global generator must not change.
     with torch.random.fork_rng(devices=[]):
         model = nn.Sequential(OrderedDict(layers(experiment.model, dataset)))
-    _draw(model, experiment.seed, experiment.model, dataset.task)
+    if draws:
+        _draw(model, experiment.seed, experiment.model, dataset.task)
     return model.to(getattr(torch, experiment.dtype))
 
 

@@ -36,7 +36,7 @@ def train(
     dataset = once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
     replicas, size = experiment.of_replicas(), len(dataset.train_x)
     sampler = once("batches", lambda: Sampler(replicas, dataset.train_y, size, comm.device))
-    model = comm.world.build(lambda: models.build(experiment, dataset))
+    model = comm.world.build(lambda: models.build(experiment, dataset, draws=comm.world.computes))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
 

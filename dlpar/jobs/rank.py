@@ -256,7 +256,8 @@ def simulate(
             traceback.print_exc()
         return 1
     finally:
-        written()
+        if experiment.snapshot.every:
+            written()
         file.close()
 
 

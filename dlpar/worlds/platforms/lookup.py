@@ -210,6 +210,6 @@ def _own_model(experiment: Experiment) -> tuple[float, float]:
     from dlpar.data import load
 
     dataset = load(experiment.data, experiment.seed, getattr(torch, experiment.dtype), experiment.model.name)
-    model = models.build(experiment, dataset)
+    model = models.build(experiment, dataset, draws=False)
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return nbytes, models.flops_per_sample(model, dataset)
