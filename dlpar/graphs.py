@@ -74,7 +74,7 @@ def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
         ``star`` around worker 0; ``complete``; ``random``: every worker has ``degree``
         neighbours; ``edges``: your own.
     workers : int
-        At least 1; one worker has no neighbours.
+        At least 1. One worker has no neighbours.
     seed : int
         Seed of the random graph: the first connected one of `REDRAWS` draws, or the last draw.
 

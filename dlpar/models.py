@@ -61,7 +61,7 @@ def build(experiment: Experiment, dataset: Dataset, draws: bool = True) -> nn.Se
 
 
 def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the mean loss of a task: squared error for regression, else cross-entropy in nats.
+    """Return a task's loss function: mean squared error for regression, else mean cross-entropy in nats.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ class Attention(nn.Module):
         return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Let each position attend to earlier positions.
+        """Let each position attend to itself and to earlier positions.
 
         All tensors have shape (n, t, heads * size of a head).
         """

@@ -62,7 +62,7 @@ class Replica:
         In reverse order of registration: roughly the order in which the
         backward pass finishes gradients.
     buckets : list of Tensor
-        Contiguous pieces of `gradient`, in its order; a single one before :meth:`cut`.
+        Contiguous pieces of `gradient`, in its order. Before :meth:`cut`, there is only one.
     marks : list of (float, callable)
         For :meth:`World.backward`: the share of the backward pass that finishes each bucket, and the call
         that announces it.

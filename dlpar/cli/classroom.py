@@ -130,8 +130,8 @@ def slots(
 ) -> int:
     """Give out this machine's job slots in fair turns.
 
-    The command runs until Ctrl-C; options ask for the state of slots, or pause jobs. Real and paced jobs of
-    all users wait in one queue; simulated jobs take no slot. A job with more ranks than slots takes all
+    The command runs until Ctrl-C. Options ask for the state of slots, or pause jobs. Real and paced jobs of
+    all users wait in one queue. Simulated jobs take no slot. A job with more ranks than slots takes all
     slots, and runs alone.
 
     Parameters
@@ -143,11 +143,11 @@ def slots(
     go_on : flag
         End a pause.
     look : flag
-        Report the taken slots as JSON; to a teacher, also by whom.
+        Report the taken slots as JSON. For a teacher, also report who holds them.
     teachers : NAMES
         System accounts that may pause and see who holds slots, besides root.
     longest : MINUTES
-        Maximum time for which a job keeps its slots while others wait; then the job ends.
+        Maximum time for which a job keeps its slots while others wait. Then the job ends.
     socket : PATH
         Default: $DLPAR_SLOTS, or /run/dlpar/slots.
     """
@@ -240,7 +240,7 @@ def grade(
     """Grade the exercises that students handed in.
 
     Answers are judged on simulated ranks, in a separate account without network. An answer that hangs,
-    crashes or is missing gets no points, and does not affect the others. Ctrl-C stops grading; graded answers
+    crashes or is missing gets no points, and does not affect the others. Ctrl-C stops grading. Graded answers
     stay in the gradebook. dlpar/classroom/grading/README.md says more.
 
     Parameters
@@ -249,15 +249,15 @@ def grade(
         A folder with a folder of notebooks for each student, or a path with {student} in it:
         '/home/{student}/dlpar-labs'.
     course : FOLDER
-        nbgrader's course with points and feedback; private, made if missing.
+        nbgrader's course with points and feedback. It is private, and made if missing.
     labs : FOLDER
         The masters; default: this checkout's labs.
     lab : NAMES
         Labs to grade, with commas: 00,03; default: all.
     account : NAME
-        Unix account without rights in which answers run; needs root.
+        Unix account without rights in which answers run. This needs root.
     not_isolated : flag
-        Run answers in your own account, with your files and network; use this only for answers that you have
+        Run answers in your own account, with your files and network. Use this only for answers that you have
         read.
     seconds : N
         Time limit of one check.

@@ -3,7 +3,7 @@
     look() ─► Machine (facts) ─► diagnose() ─► findings
                              └─► advise() ─► Advice: ranks, threads, carrier
 
-Only `look` touches the machine; findings and advice are pure functions of its facts.
+Only `look` touches the machine. Findings and advice are pure functions of its facts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
     calibrate : flag
         Measure this machine as the platform `here`, in half a minute.
     hostfile : FILE
-        With --calibrate, measure the link between the first two hosts of this Open MPI hostfile, too.
+        With --calibrate, also measure the link between the first two hosts of this Open MPI hostfile.
     """
     if hostfile and not calibrate:
         raise BadRequest("--hostfile: got a file, allowed without --calibrate is none")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) -> int:
     """Train a model, and follow the run.
 
-    Every flag sets one field of the experiment; without flags, four workers learn handwritten digits.
-    Ctrl-C stops the run and keeps its records.
+    Every flag sets one field of the experiment. Without flags, four workers learn handwritten digits. Ctrl-C
+    stops the run and keeps its records.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def resume(
 ) -> int:
     """Resume a run from its newest snapshot.
 
-    The run continues in its own folder, as another attempt; `dlpar run --snapshot-every` writes snapshots.
+    The run continues in its own folder, as another attempt. `dlpar run --snapshot-every` writes snapshots.
 
     Parameters
     ----------

@@ -51,9 +51,9 @@ def sweep(
 ) -> int:
     """Train with every combination of some settings, and compare.
 
-    Every flag of `dlpar run` takes several values: --workers 2,4,8 --sync ring,ps. Values that contain commas
-    are separated by ; or the flag is repeated. A flag of some schemes only is omitted for the other schemes.
-    Real and paced runs go one after the other, simulated runs side by side.
+    Every flag of `dlpar run` takes several values: --workers 2,4,8 --sync ring,ps. Separate values that
+    contain commas by ; or repeat the flag. A flag that only some schemes have is omitted for the other
+    schemes. Real and paced runs go one after the other, and simulated runs in parallel.
 
     Parameters
     ----------

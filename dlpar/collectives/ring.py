@@ -35,7 +35,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n; below N some chunks are empty.
+        Any n. If n is below N, some chunks are empty.
     ranks : sequence of int, optional
         The ranks that form the ring, in its order. All ranks by default. N is their number.
     """
@@ -50,7 +50,7 @@ def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks
     Parameters
     ----------
     comm : Comm
-        N ranks, each with N chunks; chunk c has the same length on all of them.
+        N ranks, each with N chunks. Chunk c has the same length on all ranks.
     chunks : sequence of N Tensors
         Chunks of any lengths, even 0.
     ranks : sequence of int, optional

@@ -209,7 +209,7 @@ class ErrorFeedback:
     Attributes
     ----------
     residual : Tensor or None, shape (n,)
-        Sum not yet delivered; None before the first call.
+        Sum that is not yet delivered, or None before the first call.
     """
 
     kept = ("residual",)

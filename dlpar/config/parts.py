@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from dlpar.config.schema import LINE, BadData, OneOf, Only, Part, Share
 
 FROM_FILES = {"mnist": ["*-idx?-ubyte*"], "cifar10": ["data_batch_1", "*-batches-py/data_batch_1"]}
-"""Data sets that neither dlpar nor its libraries contain, with their files; at least one must exist."""
+"""Data sets that neither dlpar nor its libraries contain, with their files. At least one must exist."""
 
 
 class Model(Part):
@@ -94,7 +94,7 @@ class Averaging(Part):
 
 
 CODECS = ["none", "onebit", "topk", "fp16", "bf16"]
-"""Codecs by name; :func:`dlpar.compression.codecs.register` adds a codec."""
+"""Codecs by name. :func:`dlpar.compression.codecs.register` adds a codec."""
 
 
 class Compression(Part):

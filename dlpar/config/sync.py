@@ -253,7 +253,7 @@ WITH_GRAPH = ("neighbours", "pairwise", "push_sum")
 ADAPT_FIRST = ("adapt_then_combine",)
 
 TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
-"""Graphs by name; :func:`dlpar.graphs.register` adds a graph."""
+"""Graphs by name. :func:`dlpar.graphs.register` adds a graph."""
 
 
 class Gossip(SyncPart):

@@ -47,7 +47,7 @@ _failed: Counter[str] = Counter()
 """Number of wrong answers to each exercise, which is the number of hints shown."""
 
 _seed = secrets.randbits(64) if os.environ.get(GRADED) else None
-"""Seed of all inputs of graded answers; no answer runs in the judge's process."""
+"""Seed of all inputs of graded answers. No answer runs in the judge's process."""
 
 
 def secret(purpose: str, *key: int) -> np.random.Generator | None:
@@ -342,7 +342,7 @@ def judge_steps(
 
 
 Sent = Mapping[str, "int | None"]
-"""Messages and bytes that a rank sent; None if a library sent the data."""
+"""Messages and bytes that a rank sent, or None if a library sent the data."""
 
 
 def _held(comm: Comm, student: Callable[..., Any], program: Callable[..., Any]) -> list[tuple[Any, Sent]]:

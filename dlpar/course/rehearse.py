@@ -37,7 +37,7 @@ class Row(NamedTuple):
     belief : str
         The belief that the runs refute, in quotation marks, or the fact that they show.
     shows : callable
-        ``shows(runs)`` returns a :data:`Shown`; `runs` has the form of the experiments.
+        ``shows(runs)`` returns a :data:`Shown`. `runs` has the form of the experiments.
     runs : callable, optional
         Returns the experiments of the rehearsal, if they are not just the preset.
     """

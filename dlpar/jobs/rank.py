@@ -56,7 +56,7 @@ PATIENCE = 0.7
 
 
 class NeverYields(RuntimeError):
-    """Error of a simulated rank that computes forever and never calls its communicator."""
+    """Error: a simulated rank computes forever and never calls its communicator."""
 
 
 def run_rank(argv: list[str]) -> int:

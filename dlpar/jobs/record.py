@@ -115,7 +115,7 @@ class Recorder:
     Parameters
     ----------
     folder : path
-        The run folder; ``rank-<rank>.jsonl`` in it is created.
+        The run folder, in which ``rank-<rank>.jsonl`` is created.
     comm : Comm
         The rank's communicator. Its clock gives every time in the file.
     file : RankFile, optional
@@ -157,7 +157,7 @@ class Recorder:
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> Span:
         """Time a phase (forward, backward, communicate, update …) and write it with the next step.
 
-        The record is ``[name, start, end]``; of a micro-batch, ``[name, start, end, micro, chunk]``.
+        The record is ``[name, start, end]`` or, for a micro-batch, ``[name, start, end, micro, chunk]``.
 
         >>> with record.span("forward"):
         ...     loss = criterion(model(x), y)

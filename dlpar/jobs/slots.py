@@ -92,7 +92,7 @@ class Talk(Connection):
         The keeper's socket.
     question : dict
         ``{"slots": 4, "as": "ada"}`` waits for 4 slots, under a name that distinguishes users of one account.
-        ``{"pause": True}`` pauses all jobs. ``{}`` asks how many slots are taken; a teacher also learns by
+        ``{"pause": True}`` pauses all jobs. ``{}`` asks how many slots are taken. A teacher also learns by
         whom.
 
     Attributes

@@ -57,12 +57,12 @@ def animate(
     scheme : str, default "ring"
         Scheme whose colour marks a complete sum.
     at : int, default 0
-        Round shown at first; 0 is the start.
+        Round shown at first. 0 is the start.
 
     Returns
     -------
     Figure
-        Figure with a slider over the rounds; ``caption(figure)`` is its caption, and ``table(figure)`` lists
+        Figure with a slider over the rounds. ``caption(figure)`` is its caption, and ``table(figure)`` lists
         its messages.
 
     Raises
@@ -190,7 +190,7 @@ def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
 
 
 def _layout(workers: int, chunks: int, steps: list[dict], at: int, notes: list[dict]) -> dict[str, Any]:
-    # The slider is below the title of the axis; its position is a share of the plot's height.
+    # The slider is below the title of the axis. Its position is a share of the plot's height.
     grey = "rgba(128,128,128,0.35)"
     slider = {
         "active": at, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
@@ -239,7 +239,7 @@ class Rounds(NamedTuple):
     messages : list of LoggedMessage
         In the order of rounds.
     held : list of list of list of float
-        ``held[k][rank]``: the rank's tensor after round k; ``held[0]`` has the initial tensors.
+        ``held[k][rank]``: the rank's tensor after round k. ``held[0]`` has the initial tensors.
     """
 
     messages: list[LoggedMessage]

@@ -56,8 +56,8 @@ class Panel(RunPage):
     experiment : Experiment, optional
         Initial settings of the controls; default: ``Experiment()``.
     controls : sequence of str, default ("workers", "steps", "lr")
-        Fields on the first screen, such as ``"workers"``, ``"model.width"`` or ``"world"``;
-        all others are under "More settings".
+        Fields on the first screen, such as ``"workers"``, ``"model.width"`` or ``"world"``. All others are
+        under "More settings".
     question : str, default ""
         Question that the run answers. It is shown at the top.
     title : str, default "Train"

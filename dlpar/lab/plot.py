@@ -71,8 +71,8 @@ class Drawing:
         columns : sequence of str
             Columns of a row, with units. They are the heads of the data table.
         at : mapping, optional
-            Map from plotly's attributes to columns, for example ``{"x": "*", "y": "loss"}``; ``"*"``
-            is the horizontal axis that the reader chose. Default: the first columns are x and y.
+            Map from plotly's attributes to columns, for example ``{"x": "*", "y": "loss"}``. ``"*"`` is the
+            horizontal axis that the reader chose. Default: the first columns are x and y.
         limit : int, default 2000
             Maximum number of points kept, here and in the page.
         """

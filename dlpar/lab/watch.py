@@ -145,7 +145,7 @@ class Replay(Reader):
     listener : Listener
         Receiver of the records, as for a watch.
     speed : float, default 1
-        Seconds of the run's clock in one second; 0.001 to 1000.
+        Seconds of the run's clock in one second, from 0.001 to 1000.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def _readable(most: int) -> Iterator[tuple[Run, Experiment]]:
 
 
 LONGEST_REPLAY = 30.0
-"""Longest recording (seconds); a longer run plays faster."""
+"""Longest recording (seconds). A longer run plays faster."""
 
 
 SEEN = 10.0

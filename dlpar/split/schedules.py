@@ -22,7 +22,7 @@ class Action(NamedTuple):
         Forward pass, backward pass, weight pass.  If a schedule has weight passes, its backward passes give
         only gradients of inputs.
     micro, chunk : int
-        Numbers of the micro-batch and of the stage's chunk that it goes through; both 0-based.
+        Numbers of the micro-batch and of the stage's chunk that it goes through, both 0-based.
     """
 
     kind: str

@@ -160,7 +160,7 @@ def run(
     Parameters
     ----------
     comm : Comm
-        Its ranks are the workers; with a driver, all but rank 0.
+        Its ranks are the workers. With a driver, rank 0 is not a worker.
     graph : sequence of Task
         The same on every rank.
     driver : float, optional

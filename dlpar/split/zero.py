@@ -63,7 +63,7 @@ class Sharded:
     Attributes
     ----------
     own : nn.Parameter, shape (n / N,)
-        This rank's chunk; its ``grad`` accumulates the gradients of micro-batches.
+        This rank's chunk. Its ``grad`` accumulates the gradients of micro-batches.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], task: Task) -> None:

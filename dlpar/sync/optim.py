@@ -27,7 +27,7 @@ class Optimizer:
     weights : Tensor, shape (n,)
         Updated in place by :meth:`step`.
     lr : float
-        Learning rate; may be changed between steps.
+        Learning rate. It may be changed between steps.
     momentum : float
         Share of the last update that ``momentum`` keeps.
     """

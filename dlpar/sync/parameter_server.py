@@ -148,7 +148,7 @@ class Kind(IntEnum):
 
 
 TAGS = 8
-"""Tags of a bucket, one for each kind of message; 0 stands for no tag."""
+"""Tags of a bucket, one for each kind of message. 0 stands for no tag."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
 """Fields in the head of an answer: the weights' version, the push's staleness, the lead in clocks, global

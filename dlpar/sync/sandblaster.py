@@ -77,7 +77,7 @@ def sandblaster(
     lr, history : float, int
         Step length after the first step, and number of vector pairs kept.
     backup : bool, default True
-        When all portions are assigned, assign unfinished portions again; a shard takes the first result.
+        When all portions are assigned, assign unfinished portions again. A shard takes the first result.
     slow : float, default 1
         Factor on the last worker's time for a portion.
     """

@@ -42,7 +42,7 @@ class Server:
     bucket : int
         Number of the bucket whose range this is.
     is_first : bool
-        Whether this server decides for all that the last step has started; separate counts might disagree.
+        Whether this server decides for all that the last step has started. Separate counts might disagree.
     """
 
     kept: tuple[str, ...] = ("weights", "optimizer", "version", "clock")

@@ -42,7 +42,7 @@ class Table:
     servers : sequence of int
         Ranks that hold the rows.
     shape : (int, int)
-        Rows and columns; all values begin at 0.
+        Rows and columns. All values begin at 0.
     staleness : int, default 0
         Maximum age of a row, in clocks, when it is read. 0: it includes every earlier clock of all others.
     threshold : float, default 0

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
-"""Methods of a scheme that the training loop calls; :class:`~dlpar.sync.Scheme` has all but `combine`."""
+"""Methods of a scheme that the training loop calls. :class:`~dlpar.sync.Scheme` has all but `combine`."""
 
 RECORDED = frozenset(
     {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
      "memory_over_time", "slip", "lag"}
 )  # fmt: skip
-"""Names that each step's record already has; facts of these names would overwrite its values."""
+"""Names that each step's record already has. Facts of these names would overwrite its values."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxdict = 12
@@ -50,7 +50,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     Raises
     ------
     TypeError
-        If `code` holds neither; the sentence names what is missing.
+        If `code` holds neither. The message names what is missing.
     NotFacts
         If the scheme's ``facts()`` cannot be recorded, at the first such step.
     """

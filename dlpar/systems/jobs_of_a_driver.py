@@ -74,7 +74,7 @@ def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Ta
     lines : sequence of str
         Partitions of the text.
     words : sequence of str
-        All words; a word's index is its key.
+        All words. A word's index is its key.
     keys : int
         Number of grouping tasks. Each handles a range of the keys.
     """

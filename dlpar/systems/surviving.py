@@ -30,7 +30,7 @@ def goodput(
     Parameters
     ----------
     jobs : mapping of str to FailingJob
-        Jobs by name; `every` is varied.
+        Jobs by name. `every` is varied.
     asked : float, optional
         A student's interval in seconds, drawn as a line.
     failures : int, default 500

@@ -53,7 +53,7 @@ def collective_seconds(
     Parameters
     ----------
     name : str
-        Name in the table; ``ring_allreduce`` is ``ring``, and so on.
+        Name in the table: ``ring_allreduce`` is ``ring``, and so on.
     ranks : int
         N, at least 1.
     nbytes : float
@@ -184,8 +184,8 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
         )
     from scipy.optimize import nnls  # here: it loads more slowly than the rest of this package
 
-    # Minimise the sum of (latency / t + slope B / t - 1)^2; in microseconds and megabytes, numbers have
-    # similar size.
+    # Minimise the sum of (latency / t + slope B / t - 1)^2. In microseconds and megabytes, the numbers have
+    # similar sizes.
     rows = [(1e-6 / t, 1e-6 * size / t) for size, t in zip(sizes, seconds)]
     (latency, slope), _ = nnls(rows, [1.0] * len(rows))
     if slope <= 0:

@@ -66,7 +66,7 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     Parameters
     ----------
     name : str
-        As in the table; ``ring_allreduce`` is ``ring``, and so on.
+        As in the table: ``ring_allreduce`` is ``ring``, and so on.
     ranks : int
         N, from 1.
     elements : int

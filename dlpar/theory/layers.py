@@ -153,7 +153,7 @@ class Exchange(NamedTuple):
     Attributes
     ----------
     layer : str
-        Layer of the collective; ``whole`` for outputs that are joined.
+        Layer of the collective, or ``whole`` for outputs that are joined.
     collective : str
         A name of :func:`dlpar.theory.counts.closed_form`.
     elements : int
@@ -254,7 +254,7 @@ def redundant_pieces(
     batch, inputs, neurons, ranks : int
         b, i, n and t, which divides n.
     redundancy : float
-        Share of each rank's neurons that are common; c is rounded to whole neurons.
+        Share of each rank's neurons that are common. c is rounded to whole neurons.
     """
     own = neurons // ranks
     common = round(redundancy * own)

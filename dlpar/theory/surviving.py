@@ -73,7 +73,7 @@ def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0
     interval : float
         τ, seconds of training between two snapshots.
     snapshot, mtbf : float
-        δ and M, as of :func:`young_interval`; here δ may be 0.
+        δ and M, as of :func:`young_interval`. Here δ may be 0.
     recovery : float, default 0
         R, seconds from a failure until training continues: for detection, restart and loading a snapshot.
 
@@ -120,8 +120,8 @@ def copies_lost(nodes: int, copies: int, failed: int, placement: str = "group") 
     failed : int
         k, from 0 to N.
     placement : str, default "group"
-        ``"group"``: m nodes hold each other's states; m divides N.  ``"ring"``: a node's next m - 1 neighbours
-        hold its state.
+        ``"group"``: m nodes hold each other's states, and m divides N.  ``"ring"``: a node's next m - 1
+        neighbours hold its state.
 
     Raises
     ------

@@ -99,7 +99,7 @@ class MPIComm(Comm):
     Parameters
     ----------
     mpi : MPI.Intracomm
-        The communicator; `MPI.COMM_WORLD` by default.
+        The communicator. By default, `MPI.COMM_WORLD`.
     device : torch.device or str
         Device of this rank's tensors.
     zero : float, optional

@@ -141,7 +141,7 @@ class DistributedComm(MPIComm):
         """
         if tag > 0 or self._is_foreign(into):
             return True
-        if source == tag == ANY and into.is_cpu:  # a packet, which by gloo is not foreign; packets have tags
+        if source == tag == ANY and into.is_cpu:  # a packet, which gloo could carry, but it has a tag
             return True
         if ANY in (source, tag):
             missing = "source" if source == ANY else "tag"

@@ -83,8 +83,8 @@ def classroom(
     account : str, optional
         Unix account for the services, which need no rights; default: the hub's.
     slots : str, optional
-        Socket of the keeper of job slots, for students' servers and the teacher's service; empty: no limit;
-        default: the machine's, if it has one.
+        Socket of the keeper of job slots, for students' servers and the teacher's service. If empty, there is
+        no limit. Default: the machine's, if it has one.
     """
     limit = {} if slots is None else {"DLPAR_SLOTS": slots}
     report = str(int(min(AT_REST, 60 * idle / 4)))

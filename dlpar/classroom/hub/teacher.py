@@ -57,7 +57,7 @@ class Students:
     Attributes
     ----------
     offer : dict or None
-        Current offer to everybody (:mod:`dlpar.lab.exchange`); None removes offers.
+        Current offer to everybody (:mod:`dlpar.lab.exchange`). None removes offers.
     answers : Answers
         Predictions of those who agreed.
     """
@@ -92,7 +92,7 @@ class Students:
         Returns
         -------
         dict
-            Empty; ``refused``, the reason, if others cannot have such an experiment.
+            Empty, or ``refused`` with the reason, if others cannot have such an experiment.
         """
         from dlpar.config.experiment import Experiment  # loads pydantic, which JupyterHub brings
 

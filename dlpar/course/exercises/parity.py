@@ -24,7 +24,7 @@ WEIGHTS = 10
 """Number of weights of the trained model. 3 and 4 ranks get chunks of different lengths."""
 
 STEPS = 3
-"""Number of steps; from the second step on, the velocity that a rank keeps matters."""
+"""Number of steps. From the second step on, the velocity that a rank keeps matters."""
 
 LR, MOMENTUM = 0.1, 0.5
 
@@ -38,7 +38,7 @@ def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seque
     ----------
     student : callable or None
         Gets N chunks of the weights, equal on all ranks, and N chunks of the rank's own gradient.  The velocity
-        belongs to the rank's chunk (``rank + 1``, modulo N); it starts at zero and is kept from step to step.
+        belongs to the rank's chunk (``rank + 1``, modulo N). It starts at zero and is kept from step to step.
         The function must leave on every rank the weights that one process would have with the sum of all
         gradients.
     workers, hints
@@ -193,8 +193,8 @@ def check_scheme(
     Parameters
     ----------
     my_scheme : callable or type
-        A function of (comm, tensor) that sums a tensor over all ranks, in place; or a
-        subclass of :class:`dlpar.sync.Scheme` with ``combine``.
+        A function of (comm, tensor) that sums a tensor over all ranks, in place, or a subclass of
+        :class:`dlpar.sync.Scheme` with ``combine``.
     workers : sequence of int
         Numbers of workers to try, the last also on real ranks. Shares of the batch differ in size.
     hints : sequence of str

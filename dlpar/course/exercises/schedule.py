@@ -52,7 +52,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
     ----------
     student : callable or None
         Returns for each stage a list of ``("F", micro)`` and ``("B", micro)``, or of
-        :class:`~dlpar.split.schedules.Action`; raises ``NotImplementedError`` while it is not written.
+        :class:`~dlpar.split.schedules.Action`. It raises ``NotImplementedError`` while it is not written.
     hints : sequence of str
         Hints, from gentle to plain. Each wrong answer shows one more hint.
 

@@ -68,7 +68,7 @@ def check_server(on_push: Answer, bounds: Sequence[int] = (0, 1, 3), hints: Sequ
     Parameters
     ----------
     on_push : callable
-        `server` is a :class:`Desk`; raises ``NotImplementedError`` while it is not written.
+        `server` is a :class:`Desk`. It raises ``NotImplementedError`` while it is not written.
     bounds : sequence of int
         Bounds on the lead to try, in clocks.
     hints : sequence of str
@@ -95,7 +95,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
     Parameters
     ----------
     on_push : callable
-        `server` is a :class:`Desk`; raises ``NotImplementedError`` while it is not written.
+        `server` is a :class:`Desk`. It raises ``NotImplementedError`` while it is not written.
     backups : sequence of int
         Numbers of backup workers to try, of three workers in all.
     hints : sequence of str

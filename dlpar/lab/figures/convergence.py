@@ -49,7 +49,7 @@ class Curve:
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
         self._pending: list[dict[str, Any]] = []
         self.done: GlobalStep | None = None
-        # Repeated steps; ranks that died, with the step at which the others continued.
+        # Repeated steps, and ranks that died, with the step at which the others continued.
         self.lost, self.deaths = 0, {}
         self._plot, self._run, self._extra = plot, run, {}
 
@@ -245,7 +245,7 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     runs : Run or sequence of Run
         Runs of one kind of task.
     x : {"step", "samples", "seconds", "bytes"}, default "step"
-        Horizontal axis; "steps" means "step".
+        Horizontal axis. "steps" means "step".
     titles : sequence of str, optional
         Name of each run; default: the settings in which it differs from the others.
 

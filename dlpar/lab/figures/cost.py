@@ -303,7 +303,7 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Outcomes of finished runs, one or more; see :func:`dlpar.lab.sweep.run_all`.
+        Outcomes of one or more finished runs: see :func:`dlpar.lab.sweep.run_all`.
     titles : sequence of str, optional
         Name of each experiment; default: the settings in which it differs from the others.
 

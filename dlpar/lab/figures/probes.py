@@ -179,7 +179,7 @@ class SentByLayer(NamedTuple):
     layers : list of str
         Layers of the whole model, in the order in which they compute.
     bytes : dict of (str, str) to int
-        Bytes by layer, boundary or other place, and by pass; only entries above 0.
+        Bytes by layer, boundary or other place, and by pass. Only entries above 0 are kept.
     """
 
     replica: int

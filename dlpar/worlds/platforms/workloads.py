@@ -45,7 +45,7 @@ class Layer(FromFile):
     parameters : int
         At least 0: a layer that shares another layer's weights has 0.
     flops : float
-        Floating-point operations per sample, forward and backward; a multiply-add counts as two.
+        Floating-point operations per sample, forward and backward. A multiply-add counts as two.
     outputs : int, default 0
         Elements of a sample's output, which one stage of a pipeline sends to the next. 0: not known, and
         nothing is sent.

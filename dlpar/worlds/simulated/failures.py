@@ -101,9 +101,9 @@ class FailingJob:
     regular : bool, default False
         Whether failures come at equal intervals instead.
     every : int or callable, default 0
-        Steps between snapshots; see :data:`Interval`.
+        Steps between snapshots: see :data:`Interval`.
     snapshot : float, default 0
-        δ: seconds that a snapshot stops training; see :func:`snapshot_seconds`.
+        δ: seconds for which a snapshot stops training. See :func:`snapshot_seconds`.
     detecting, restarting : float, default 0
         Seconds from a failure until it is detected, and until the dead ranks are back.
     joining : float, default 0
