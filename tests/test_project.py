@@ -133,7 +133,7 @@ def test_environment_and_pyproject_hold_the_same_pins(project: dict, conda: list
 
 def test_the_torch_that_is_installed_is_one_of_those_that_the_readme_supports(project: dict) -> None:
     first, last = re.search(
-        r"PyTorch (2\.\d+) to (2\.\d+) are supported", (ROOT / "README.md").read_text()
+        r"supports PyTorch (2\.\d+) to (2\.\d+)", (ROOT / "README.md").read_text()
     ).groups()
     minor = lambda version: int(version.split(".")[1])
     assert minor(first) <= minor(pins_of(project["dependencies"])["torch"]) <= minor(last)
