@@ -102,7 +102,7 @@ def printable(text: str) -> str:
 
 def _program(first: str) -> typer.Typer:
     """Build the program with only the typed command, or with the first sentence of every command."""
-    panels = "rich" if first in COMMANDS else None  # loading them would double the time of `dlpar --help`
+    panels = "rich" if first in COMMANDS else None  # loading rich would double the time of `dlpar --help`
     app = typer.Typer(add_completion=False, rich_markup_mode=panels, pretty_exceptions_enable=False)
     app.callback()(_whole)
     if first in COMMANDS:

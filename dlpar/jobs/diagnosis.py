@@ -250,7 +250,7 @@ def _frames(stacks: str) -> list[tuple[str, str, str]]:
     if not found:
         return []
     *others, (main, last) = found
-    latest = takewhile(lambda stack: stack[0] != main, reversed(others))  # behind an earlier answer
+    latest = takewhile(lambda stack: stack[0] != main, reversed(others))  # after an earlier answer
     inside = [frames for _, frames in latest if frames and "/torch/autograd/" in frames[-1][0]]
     return [frame for frames in [*reversed(inside), last] for frame in frames]
 

@@ -71,8 +71,7 @@ class GlobalSteps:
         self._sums: list[tuple[int, float]] = [(0, 0.0)]
         # Waiting worker-steps of lockstep workers, by step and ordered by rank.
         self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
-        # Waiting worker-steps of free workers together, ordered by the time of their end; and each rank's
-        # newest time.
+        # Waiting worker-steps of all free workers, ordered by their end time, and each rank's newest time.
         self._early: list[WorkerStep] = []
         self._newest: dict[int, float] = {}
 

@@ -66,7 +66,7 @@ class Guardian:
         (self.folder / "reserve.stack").write_bytes(bytes(1 << 14))
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe
         self.outcome: diagnosis.Outcome | None = None
-        self.killed = set[int | None]()  # ranks, on request
+        self.killed = set[int | None]()  # ranks killed on request
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
         self.began, self.mode = spec["launched"], "cold"
@@ -288,7 +288,7 @@ class Guardian:
     def _clean_up(self) -> None:
         """Remove all processes of the job, and its files outside the run folder."""
         ranks, mpiexec = [*diagnosis.pids_of(self.folder)], self.mpiexec
-        processes.kill(diagnosis.still_ranks(ranks), signal.SIGCONT)  # those that are paused
+        processes.kill(diagnosis.still_ranks(ranks), signal.SIGCONT)  # resume paused ranks
         if not self.spec["one_host"]:  # only the starter, our single child, reaches ranks on other machines
             starter = [pid for pid in self._below() if processes.parent_of(pid) == os.getpid()]
             processes.kill(starter, signal.SIGTERM)

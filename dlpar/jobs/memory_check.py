@@ -52,7 +52,7 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
     if cluster.world != "simulated" and not on_one_host(find_starter(), cluster.hostfile):
         return
     on_host = cluster.world != "real" or cluster.device == "cpu" or experiment.sync.shares_memory
-    if cards is None:  # asking for them takes longer than such a model is worth
+    if cards is None:  # a query takes too long for such a small model
         cards = () if on_host or _of_one(experiment, workers) < SMALL else gpus()
     needs = partial(_needs, experiment, memory().free if left is None else left, cards)
     of, need, left = next((each for each in needs(workers) if each[1] > each[2]), ("", 0, 0))

@@ -233,7 +233,7 @@ def simulate(
     file = RankFile(folder / f"{ALL_RANKS}.jsonl")
     attempt = attempt or Attempt()
     simulator, comms = of_experiment(attempt.fit(experiment))
-    if simulator.computes:  # if messages carry sizes only, turns are too short for this
+    if simulator.computes:  # if messages carry only sizes, turns are too short for this
         _note_turns(simulator, folder / RUNNING)
     records = [Recorder(folder, comm, file, attempt.began) for comm in comms]
     for record in records:

@@ -219,7 +219,7 @@ class Recorder:
         A rank's death was noticed at time `at`, and a restart follows.
         """
         self._write_last()
-        spans, self._spans = [] if self._device else self._spans, []  # a GPU's are not timed yet
+        spans, self._spans = [] if self._device else self._spans, []  # a GPU's spans are not timed yet
         again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)
         if self._ended:
             self._lost.update({"done again": again, "detecting": at - self._ended - again})
@@ -242,7 +242,7 @@ class Recorder:
 
     def error(self, error: BaseException) -> None:
         """Write an exception with its traceback, so that both outlive the process."""
-        with suppress(RuntimeError):  # of a GPU that has failed
+        with suppress(RuntimeError):  # the GPU may have failed
             self._write_last()
         told = {"message": str(error), "traceback": "".join(traceback.format_exception(error))}
         self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})

@@ -91,7 +91,7 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
     done = min(steps) if servers and not e.sync.runs_free else max(steps)
     if done < 0 < max(steps):
         raise CannotGoOn("a server died before it had its range of the weights")
-    if done < 0:  # it died before any rank had begun
+    if done < 0:  # the death came before any rank had begun
         return comm, new, None
     held: dict[int, State] = {}
     if rank in servers:

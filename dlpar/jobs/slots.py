@@ -198,7 +198,7 @@ class Keeper:
         self.path, self.slots, self.longest, self.paused = path, slots, longest, False
         self.teachers = {0, os.getuid(), *teachers}
         self.askers: list[Asker] = []
-        self.numbers, self.turn_of = count(1), {}  # of a person: number of the last turn
+        self.numbers, self.turn_of = count(1), {}  # by person: number of the last turn
         self.taken: dict[int, Turn] = {}  # by the number of the slot
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.folder = path.with_name(path.name + ".files")
@@ -297,7 +297,7 @@ class Keeper:
     def _accept(self) -> None:
         try:
             asker = Asker(self.listener.accept()[0])
-        except OSError:  # the asker has gone, or descriptors are lacking
+        except OSError:  # the asker has gone, or no descriptors are left
             return time.sleep(LOOK)
         others = sum(other.user == asker.user for other in self.askers)
         if others >= MOST_EACH and asker.user != os.getuid():
@@ -328,7 +328,7 @@ class Keeper:
         elif "pause" not in question:
             self._look()
             state = {"slots": self.slots, "taken": len(self.taken), "waiting": len(self.waiting())}
-            if asker.user in self.teachers:  # to others, names are private
+            if asker.user in self.teachers:  # others do not see names
                 now = time.monotonic()
                 state["holders"] = [
                     {"who": turn.person, "slots": slots, "seconds": round(now - turn.since)}

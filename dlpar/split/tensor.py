@@ -200,7 +200,7 @@ class RowParallel(nn.Module):
     def __init__(self, layer: Any, group: TensorGroup) -> None:
         super().__init__()
         self.group, self.piece = group, piece_of(layer, group, 1)
-        # In the piece, so that the bias follows the weight as in the whole layer.
+        # The bias is in the piece, so that it follows the weight as in the whole layer.
         self.piece.shift = None if layer.bias is None else share_of(layer.bias, group, None)
         self.shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
 

@@ -53,7 +53,7 @@ class Averaging(Scheme):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.inner = sync.exchange(outer(experiment), comm, replica)
-        # After the inner scheme, which may have changed the weights.
+        # This comes after the inner scheme, which may have changed the weights.
         super().__init__(experiment, comm, replica)
         self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"
         self.pull = experiment.averaging.elasticity / experiment.workers if self.elastic else 0.0

@@ -82,7 +82,7 @@ class Gossip(Scheme):
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
 
     def facts(self) -> dict[str, Any]:
-        # The sketch is of the weights before this step changed them, as is the loss.
+        # The sketch and the loss are those of the weights before this step.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
 
 

@@ -88,7 +88,7 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
         self.meter.added()
         conflicts = self.meter.wrote() if self.sparse else 0
-        made = self.updates.tolist()  # read after the conflicts: few are missed
+        made = self.updates.tolist()  # after the search for conflicts, so that most conflicts are counted
         stale = sum(made) - made[self.comm.rank] - self.read_at
         if stale and not self.sparse:
             conflicts = written  # every update wrote every weight

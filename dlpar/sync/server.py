@@ -232,7 +232,7 @@ class Chained(Server):
     def form(self) -> None:
         self._pass_on(self.weights, self.copy.weights)
         for name, mine in self.optimizer.state.items():
-            if hasattr(mine, "new_empty"):  # not the momentum, a number
+            if hasattr(mine, "new_empty"):  # the momentum is only a number
                 shape = self.copy.weights.shape * mine.dim()
                 theirs = self.copy.optimizer.state[name] = mine.new_empty(shape)
                 self._pass_on(mine, theirs)
@@ -328,7 +328,7 @@ class Leaf(Server):
     def apply(self) -> None:
         known = self.above.version
         self._push_up(self.sum)
-        if self.is_free:  # the push is one client's, as old as this client's weights
+        if self.is_free:  # the push is from one client, and as old as its weights
             self.staleness[self.pushing] = self.above.staleness + known - self.given[self.pushing]
 
     def _push_up(self, difference: Tensor) -> None:
@@ -408,7 +408,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
     check_servers(sync.servers, [min(lengths)] if sync.replicas else lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
     is_leaf, first = comm.rank in leaves, comm.rank == workers
-    if is_leaf:  # it holds all weights
+    if is_leaf:  # a leaf holds all weights
         clients = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
         parts, mine = 1, 0
     else:

@@ -84,7 +84,7 @@ class MPIWorld(World):
         return None
 
     def survivors(self, comm: Comm) -> Comm:
-        for group in self.groups:  # so that no rank waits for this one on one of them
+        for group in self.groups:  # so that no rank waits for this one in any of them
             with suppress(MPI.Exception):
                 group.Revoke()
         assert isinstance(comm, MPIComm)

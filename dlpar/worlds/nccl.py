@@ -157,7 +157,8 @@ class DistributedComm(MPIComm):
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
         ranks = mpi.allgather(self._global[self.rank])
-        # In this order. Only these ranks take part, so other ranks may make another group at the same time.
+        # The ranks are in this order. Only these ranks take part, so other ranks may make another group at
+        # the same time.
         in_order = {} if ranks == sorted(ranks) else {"sort_ranks": False}
         if in_order and "sort_ranks" not in signature(dist.new_group).parameters:
             raise ValueError(

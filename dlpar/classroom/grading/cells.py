@@ -85,7 +85,7 @@ def open_nursery() -> socket.socket:
     ours.close()
     adopt_orphans()
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # they carry the trial and the verdict, only for the judge
+    for number in range(3):  # these carry the trial and the verdict, only for the judge
         os.dup2(nothing, number)
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)

@@ -330,9 +330,9 @@ def configure(c: Any, settings: Settings) -> None:
     account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
-    c.Authenticator.allow_existing_users = False  # users of an earlier list
+    c.Authenticator.allow_existing_users = False  # keeps out users of an earlier list
     if settings.accounts == LISTED:
-        c.Authenticator.blocked_users = earlier - everybody  # their tokens, too
+        c.Authenticator.blocked_users = earlier - everybody  # also blocks their tokens
         c.JupyterHub.load_roles.append({"name": "admin", "users": sorted(settings.teachers)})
         c.JupyterHub.authenticator_class = "shared-password"
         login = c.SharedPasswordAuthenticator

@@ -184,7 +184,7 @@ def show_graph(of: Experiment | Run) -> Figure:
     graph, places = _used(experiment), _places(experiment)
     node = max(12, min(34, 400 // experiment.workers))  # pixels across
     margin, hidden = {"l": 40, "r": 40, "t": 30, "b": 30}, {"visible": False, "automargin": False}
-    figure = blank(460, xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, margin=margin)  # one scale
+    figure = blank(460, xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, margin=margin)  # equal scales
     figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
     found = of.from_the_mean() if isinstance(of, Run) else None
     apart = found[-1][1] if found else None  # None without sketches of the weights

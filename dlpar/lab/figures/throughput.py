@@ -164,7 +164,7 @@ class Throughput(Plot):
         return self.set_caption(captions.compared("samples a second", means) + said)
 
     def _make_room(self, height: float, ended: bool = False) -> None:
-        self.grow("yaxis", 1.03 * height, ended)  # also for the marks of the highest points
+        self.grow("yaxis", 1.03 * height, ended)  # with room for the marks of the highest points
 
     def _draw_levels(self) -> None:
         """Draw horizontal lines for predictions: the formula's, the student's, and an earlier simulation's."""

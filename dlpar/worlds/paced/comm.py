@@ -309,7 +309,7 @@ class PacedComm(LogicalComm):
             thread.close()
         line.answer()
         if self.world.referee:
-            self.world.referee.thread.join()  # it tells the others, too
+            self.world.referee.thread.join()  # the referee also tells the others
         line.clock = clock
         line.follow(ahead=0.0)
         # MPI's collective calls happen outside logical time, when no rank waits.

@@ -178,7 +178,7 @@ class Proxy:
         self.take_part(comm)
         self.requests: dict[int, Any] = {}
         self.waits: tuple[Receive | None, Any] | None = None  # of an unanswered call
-        self.has_failed = False  # of a collective beside the computation
+        self.has_failed = False  # a collective during the computation
         referee.proxies[self.activity] = self
 
     def take_part(self, comm: RefereedComm) -> int:

@@ -37,7 +37,7 @@ class Message:
     __slots__ = (
         "box", "busy", "done", "left", "met", "nbytes", "overhead", "payload", "port", "sender", "source", "tag",
     )  # fmt: skip
-    due = None  # an activity, the other kind of event, never has it
+    due = None  # never None for an activity, the other kind of event
 
     def arrive(self, time: float) -> None:
         """Grant the receiver's port to the message, whose header has arrived."""

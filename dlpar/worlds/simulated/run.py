@@ -124,7 +124,7 @@ def _watched(
         seen, since = None, time.monotonic()
         while not stopped.wait(min(1.0, patience / 4)):
             running = simulator.running
-            # The clock, too, because a single rank's moments may not pass.
+            # Check the clock as well, because a single rank's moments may not pass.
             now = simulator.passed, running, running and running.clock
             if running is None or now != seen:
                 seen, since = now, time.monotonic()
