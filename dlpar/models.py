@@ -108,7 +108,7 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
     model : torch.nn.Module
         Not changed.
     dataset : Dataset
-        One of its samples is shown to the model.
+        One of its samples is passed through the model.
     """
     if hasattr(model, "flops"):  # an outline knows its FLOPs
         return model.flops

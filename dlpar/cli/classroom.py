@@ -49,7 +49,7 @@ def hub(
     Parameters
     ----------
     users : NAMES
-        Users who may log in: names with commas; @GROUP with system accounts.
+        Users who may log in: names separated by commas, or @GROUP with system accounts.
     teachers : NAMES
         Users who may open the teacher's page.
     accounts : KIND
@@ -253,7 +253,7 @@ def grade(
     labs : FOLDER
         The masters; default: this checkout's labs.
     lab : NAMES
-        Labs to grade, with commas: 00,03; default: all.
+        Labs to grade, separated by commas: 00,03; default: all.
     account : NAME
         Unix account without rights in which answers run. This needs root.
     not_isolated : flag
@@ -264,7 +264,7 @@ def grade(
     memory : N
         GiB for each rank of an answer.
     at_a_time : N
-        Number of answers; default: one for each core.
+        Number of answers judged at the same time; default: one for each core.
     """
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Count = tuple[float, float, float, float]
 """Factors of the four fields of :class:`Speed`: latencies, tensors on a port, tensors while all ranks cross
-nodes, and messages that queue for a rank's processor.
+nodes, and messages queued for a processor.
 """
 
 

@@ -32,7 +32,7 @@ def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = 
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also 0.
+        Any n, including 0.
     root : int
         The rank that gets the sum.
     ranks : sequence of int, optional
@@ -72,7 +72,7 @@ def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also 0.
+        Any n, including 0.
     """
     star_reduce(comm, tensor)
     star_broadcast(comm, tensor)
@@ -89,7 +89,7 @@ def hierarchical_allreduce(comm: Comm, tensor: torch.Tensor, group: int = 2) -> 
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also 0.
+        Any n, including 0.
     group : int
         Number of consecutive ranks in a group, at least 1. The last group may be smaller.
 
@@ -120,7 +120,7 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also 0.
+        Any n, including 0.
     root : int
         The rank that gets the sum.
 
@@ -206,7 +206,7 @@ def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also 0.
+        Any n, including 0.
     """
     tree_reduce(comm, tensor)
     tree_broadcast(comm, tensor)
@@ -224,7 +224,7 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
     comm : Comm
         N ranks, each calling with a tensor of the same length.
     tensor : Tensor, shape (n,)
-        Any n, also 0.
+        Any n, including 0.
     depth : int
         Suggested depth of the tree, at least 1: ``scale`` is N to the power 1/depth, rounded up, and at least
         2.  Depth 1 is a star.

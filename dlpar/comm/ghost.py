@@ -181,7 +181,7 @@ class Outline:
     Attributes
     ----------
     flops : float
-        FLOPs of a sample, forward and backward.
+        FLOPs per sample, forward and backward.
     """
 
     def __init__(self, parameters: list[Parameter]) -> None:

@@ -47,7 +47,9 @@ SCHEDULES = {
 """Schedules by name. :func:`dlpar.split.schedules.register` adds a schedule."""
 
 MOST_PIECES = {"digits": (4,), "mnist": (8, 7), "cifar10": (9, 8, 4)}
-"""Maximum pieces of one axis of a cnn's images, by depth of the cnn. Deeper cnns have the last number."""
+"""Maximum pieces of one axis of a cnn's images, by depth of the cnn. The last number also applies to deeper
+cnns.
+"""
 
 
 UNROUNDED = ("full", "tf32")

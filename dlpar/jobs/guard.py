@@ -277,7 +277,7 @@ class Guardian:
         """Return every descendant process of the job, except `but` and its descendants.
 
         A fork server belongs to the user.  If it is killed, we may inherit all ranks that it forked, of this
-        job and of others, each in its own process group.  Ranks are ended by their numbers.
+        job and of others, each in its own process group.  So ranks are ended by their pids.
         """
         ranks = diagnosis.pids_of(self.folder)
         below = processes.descendants(os.getpid())

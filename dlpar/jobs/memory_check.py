@@ -1,8 +1,8 @@
 """Check before a job starts that it fits into the free memory, so that no rank is killed later.
 
-The check counts the minimum that a job needs: a rank's own memory (measured), and the weights between hidden
-layers with their gradients and optimizer state.  Input and output layers, activations and data are not
-counted.  So a job that fits is never refused, but a job slightly too large may still start.
+The check counts a job's minimum: a rank's own memory (measured), and the weights between hidden layers with
+their gradients and optimizer state.  Input and output layers, activations and data are not counted.  So a job
+that fits is never refused, but a job slightly too large may still start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Life of a rank: join the other ranks, do the work, and record errors.
 
-A real or paced rank is a separate process: started by mpiexec (cold), forked by the fork server (warm),
-or started by hand on a cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
-The ranks of a simulation share one process and a virtual clock.
+A real or paced rank is a separate process. It is started by mpiexec (cold), forked by the fork server (warm),
+or started by hand on a cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``. The ranks of a
+simulation share one process and a virtual clock.
 """
 # ruff: noqa: E402  two things must be done before the seconds in which MPI and torch are imported
 

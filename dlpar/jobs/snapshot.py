@@ -293,8 +293,9 @@ def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
 
     It is computed from all previous states.
 
-    Rank r of N holds range (r + `shift`) mod N: of each group of parameters in ZeRO, where the state of stage 3 lists
-    the lengths of the groups, and of each bucket on servers, where `shift` is 0.
+    Rank r of N holds range (r + `shift`) mod N. In ZeRO, these are ranges of each group of parameters, and
+    the state of stage 3 lists the lengths of the groups. On servers, these are ranges of each bucket, and
+    `shift` is 0.
     """
     first, tensors = states[0], {}
     lengths = first.tree.get("part", {"object": {}})["object"].get("lengths", {}).get("list")

@@ -400,7 +400,7 @@ TOO_LONG = 2.0
 """Seconds after which a simulation is too long to be an answer before Run."""
 
 MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
-"""Messages of workers that one core simulates, without the ranks' computation and the servers' answers."""
+"""Worker messages that one core simulates per second, without the ranks' work and the servers' answers."""
 
 
 class Foreseen(NamedTuple):

@@ -77,7 +77,7 @@ class Mesh:
 
 
 def _number(at: Mapping[str, int], sizes: Mapping[str, int], axes: Iterable[str]) -> int:
-    """Return the row-major number of some coordinates along these axes."""
+    """Return the row-major index of coordinates along these axes."""
     return reduce(lambda number, axis: number * sizes[axis] + at[axis], axes, 0)
 
 

@@ -198,8 +198,9 @@ class PipelineSplit(Split):
     def facts(self) -> dict[str, Any]:
         """Return ``in_flight``, the maximum number of micro-batches whose activations a chunk held.
 
-        Without a flush, also return ``staleness``, the updates between the forward and the backward pass of
-        the batch, and ``versions``, the number of weight versions, including the current one.
+        Without a flush, also return ``staleness`` and ``versions``. ``staleness`` counts the updates between
+        the forward and the backward pass of the batch. ``versions`` counts the weight versions, including the
+        current one.
         """
         stale = {"staleness": self._staleness, "versions": self.stash.versions} if self.stash else {}
         return {"in_flight": self._most, **stale}

@@ -74,7 +74,7 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
     model : nn.Module
         Its children are the layers, in the order in which they compute. It is not changed.
     group : TensorGroup
-        The t ranks over which to cut. All must call with the same model, and compute together.
+        The t ranks over which to cut. All must call this with the same model, and compute together.
     redundancy : float, default 0
         Share of each rank's neurons that all ranks compute. Only linear layers can have a share above 0
         (:class:`Overlapping`).
@@ -88,8 +88,9 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
 
     Notes
     -----
-    t must divide the width and the heads of a block, the channels of a convolution, and the
-    outputs of a linear layer with another after it. The numbers of characters and classes can have any value.
+    t must divide the width and the heads of a block, and the channels of a convolution. It must also divide
+    the outputs of a linear layer that another layer follows. The numbers of characters and classes can have
+    any value.
     """
     layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use

@@ -72,7 +72,7 @@ class Sizes(Payload):
     layers : tuple of Tensor
         Each tensor, in the order in which the backward pass finishes gradients.
     flops : float
-        FLOPs of a sample, forward and backward.
+        FLOPs per sample, forward and backward.
     itemsize : int
         Bytes of an element.
     """
@@ -341,9 +341,9 @@ def halo(
 
     The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N samples
     and C channels, a piece has h = H / p_h rows and w = W / p_w columns.  An interior rank sends N C (2 r (h
-    + w) + 4 r²) elements in 8 messages: r rows or columns along each edge, and a square of r × r across each
-    corner.  A rank at the edge of the image sends fewer.  The backward pass sends as many elements of the
-    gradient (Dryden et al., IPDPS 2019, arXiv 1903.06681).
+    + w) + 4 r²) elements in 8 messages. These hold r rows or columns along each edge, and a square of r × r
+    across each corner.  A rank at the edge of the image sends fewer.  The backward pass sends as many
+    elements of the gradient (Dryden et al., IPDPS 2019, arXiv 1903.06681).
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ AGREEING = ("sync", "averaging", "compression")
 
 
 class Gain(NamedTuple):
-    """Speed-up and efficiency over a run of fewer workers.
+    """Speed-up and efficiency relative to a run with fewer workers.
 
     Attributes
     ----------

@@ -84,12 +84,12 @@ class Servers:
 
             compute + 2 a + serving + max(c + (N-1) d + S b, N b + S c, b + S c + (N-1) (o + serving))
 
-        Answers leave a server every d seconds: d is the longer of o and c, or their sum if the server waits until
-        an answer has left.  The worker that is answered last has waited for N answers and then pushes S shards.  A
-        server takes in N pushes, and none begins before a worker has its S answers.  So a step never takes less.
-        If S divides N and all workers begin together, it usually takes no more.  With b = c the time is
-        compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is busy with a push for longer
-        than the transfer of its bytes.
+        Answers leave a server every d seconds. d is the longer of o and c, or their sum if the server waits
+        until an answer has left.  The worker that is answered last has waited for N answers and then pushes S
+        shards.  A server takes in N pushes, and none begins before a worker has its S answers.  So a step
+        never takes less. If S divides N and all workers begin together, it usually takes no more.  With b = c
+        the time is compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is busy with a
+        push for longer than the transfer of its bytes.
 
         Source: follows from the network model.
 

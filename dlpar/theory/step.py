@@ -99,10 +99,10 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     PredictedStep or None
         None without a platform, or without a closed form.  There is no closed form for your own schemes,
         pairwise averages, compression, uneven shards, ZeRO, or a model on several ranks.  There is none if
-        times vary from step to step, for nodes of several ranks (except with a ring or servers), or for
-        free-running workers of unequal speed.  There is none if workers have unequal numbers of neighbours,
-        for groups of workers, separate pulls, pushes during the backward pass, backup workers, or servers on
-        the nodes of workers.
+        times vary from step to step. There is none for nodes of several ranks (except with a ring or
+        servers), or for free-running workers of unequal speed. There is none for workers with unequal numbers
+        of neighbours, groups of workers, separate pulls, pushes during the backward pass, backup workers, or
+        servers on the nodes of workers.
 
     Examples
     --------

@@ -140,7 +140,7 @@ def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
 def check_step(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
     """Compare ``student(kernels, peak, bandwidth, launch)`` with a queue of kernels.
 
-    A kernel begins when its launch is done and the kernel before it has ended.  Launches follow each other
+    A kernel begins when its launch is done and the previous kernel has ended.  Launches follow each other
     without a pause.
 
     Parameters

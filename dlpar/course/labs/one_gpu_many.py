@@ -11,16 +11,16 @@ from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, measured, pace_ms
 
 H100 = {"float32": (67e12, 4), "TF32": (495e12, 4), "bfloat16": (989e12, 2)}
-"""FLOP/s of dense products on an H100 SXM, by its data sheet, and bytes of a number, by kind of numbers."""
+"""FLOP/s of dense products on an H100 SXM from its data sheet, and bytes per number, by kind of number."""
 
 MEMORY = 3.35e12
-"""Bytes that the memory of an H100 SXM moves in a second, by its data sheet."""
+"""Bytes per second of an H100 SXM's memory, from its data sheet."""
 
 LAUNCH, LAUNCHES = 5e-6, 40
-"""Seconds of a launch, and launches in a step of the small network: both are assumed (`one-h100.toml`)."""
+"""Seconds per launch, and launches per step of the small network. Both are assumed (`one-h100.toml`)."""
 
 TRIES, CALLS = 20, 10
-"""Number of measurements, of which the fastest counts, and number of calls in a measurement."""
+"""Number of measurements, of which the fastest counts, and number of calls per measurement."""
 
 
 def few_and_many() -> dict[str, Experiment]:
@@ -35,19 +35,19 @@ def few_and_many() -> dict[str, Experiment]:
 
 
 def additions() -> dict[int, float]:
-    """Measure the µs of adding two vectors, by their length, in one thread of this machine."""
+    """Measure the µs that adding two vectors takes, by length, in one thread of this machine."""
     sizes = (1, 100, 10_000, 1_000_000)
     return dict(zip(sizes, _fastest_us("add", [((n,), "float32") for n in sizes])))
 
 
 def products() -> dict[tuple[int, str], float]:
-    """Measure the µs of n × n products in float32 and bfloat16, in one thread of this machine."""
+    """Measure the µs that n × n products take in float32 and bfloat16, in one thread of this machine."""
     cases = [(n, kind) for n in (32, 128, 512) for kind in ("float32", "bfloat16")]
     return dict(zip(cases, _fastest_us("matmul", [((n, n), kind) for n, kind in cases])))
 
 
 def _fastest_us(operation: str, cases: Sequence[tuple[tuple[int, ...], str]]) -> list[float]:
-    """Measure an operation of torch on two tensors, for each shape and kind of numbers."""
+    """Measure a torch operation on two tensors, for each shape and kind of number."""
 
     def on_rank(_: object) -> list[float]:
         import torch  # here: a kernel need not load it

@@ -103,7 +103,7 @@ def _progress(total: int) -> Callable[[Outcome], None] | None:
 
 
 class Point(NamedTuple):
-    """Result of one number of workers."""
+    """Result for one number of workers."""
 
     workers: int
     rate: float

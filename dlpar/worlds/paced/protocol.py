@@ -2,9 +2,9 @@
 its call.
 
 A rank sends its calls in batches, each a list of tuples: the name of a method of
-:class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers waiting calls, one by one,
-with (kind of answer, the rank's clock at the end of the call, the wall's second 0 or None while unknown,
-result).
+:class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers waiting calls one by one.
+An answer is (kind of answer, the rank's clock at the end of the call, the wall's second 0 or None while
+unknown, result).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Referee of a paced world: a simulation of only sizes, with a real process for each rank.
+"""Referee of a paced world. It simulates only sizes, with a real process for each rank.
 
 The code of the simulated world decides ports, queues, any-source receives, locks and deadlocks.  The referee
 runs on a thread of rank 0's process. It receives the calls of all ranks over a socket in the job's folder.

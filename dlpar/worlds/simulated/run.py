@@ -81,8 +81,8 @@ def run_program(
     """Run ``program(comm)`` on every rank, and return each result.
 
     If one rank keeps all others waiting for `patience` seconds of the wall clock, another thread calls
-    ``on_hang(story)`` once, because nothing in Python can interrupt the rank.  While ranks make progress, the
-    thread calls ``on_move()`` now and then.
+    ``on_hang(story)`` once. Nothing in Python can interrupt the rank.  While ranks make progress, the thread
+    calls ``on_move()`` now and then.
 
     Raises
     ------
