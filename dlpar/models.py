@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dlpar.data import Dataset, Task
 
 SQUARED_LENGTH = 8
-"""Approximate squared length of the last hidden output at the start of a regression; see :func:`build`."""
+"""Approximate squared length of the last hidden output at the start of a regression. See :func:`build`."""
 
 
 def build(experiment: Experiment, dataset: Dataset, draws: bool = True) -> nn.Sequential:

@@ -494,7 +494,7 @@ class Comparison(RunPage):
     question : str, default ""
         Question that the comparison answers. It is shown above the comparison.
     x : {"step", "samples", "seconds", "bytes"}, default "seconds"
-        Horizontal axis of the curves at first.
+        Initial horizontal axis of the curves.
     goal : float, default 0.95
         Held-out accuracy, above 0 and at most 1. The table has the time to this accuracy.
 

@@ -28,7 +28,7 @@ SEND_EVERY = 0.1
 """Seconds between two drawings. A page has no use for more drawings."""
 
 SIGN_OF_LIFE = 1.0
-"""Seconds without news after which the page receives a sign of life."""
+"""Seconds without news after which the page receives a heartbeat."""
 
 CHUNK = 256 << 10
 """Bytes of one file that are read at a time, which bounds memory when a long run is opened."""

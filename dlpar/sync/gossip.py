@@ -1,6 +1,6 @@
 """Gossip: each replica averages its weights with a few others, without a central node or a global sum.
 
-With W the mixing matrix, a worker's step has one of two orders:
+Let W be the mixing matrix. A worker's step has one of two orders:
 
     adapt_then_combine    x_i = sum of W_ij (x_j - lr g_j): the averages wait for the gradients
     combine_then_adapt    x_i = sum of W_ij x_j - lr g_i: the old weights travel during the backward pass

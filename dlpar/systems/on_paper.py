@@ -9,7 +9,7 @@ from dlpar.comm import Comm
 from dlpar.worlds.platforms import Layer
 
 STEPS = 2
-"""Number of steps in the mean."""
+"""Number of steps that are averaged."""
 
 
 def seconds(comm: Comm, layers: Sequence[Layer], model: int, batch: int, slower: float = 1.0) -> float:

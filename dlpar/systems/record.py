@@ -127,7 +127,7 @@ def called(path: str) -> Callable[..., Any]:
 
 
 def find(name: str, systems: Iterable[System]) -> System:
-    """Return the system with a name.
+    """Return the system with this name.
 
     Raises
     ------

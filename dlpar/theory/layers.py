@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 
 
 class Tensor(NamedTuple):
-    """Tensor of weights: its elements, and its FLOPs for a sample, forward and backward."""
+    """Tensor of weights: its elements, and its FLOPs per sample, forward and backward."""
 
     parameters: int
     flops: float

@@ -1,4 +1,4 @@
-"""Worlds of ranks, each with its clock: real (MPI and NCCL), paced, and simulated.
+"""Worlds of ranks, each with its own clock: real (MPI and NCCL), paced and simulated.
 
 The package also holds platforms on paper.
 """

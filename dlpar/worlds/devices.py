@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine: facts from the driver, and whether this torch can compute on the GPUs."""
+"""NVIDIA GPUs of this machine: facts from the driver, and whether this build of torch can compute on them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def check_backup(on_push: Answer, backups: Sequence[int] = (0, 1), hints: Sequen
     on_push : callable
         `server` is a :class:`Desk`. It raises ``NotImplementedError`` while it is not written.
     backups : sequence of int
-        Numbers of backup workers to try, of three workers in all.
+        Numbers of backup workers to try, out of three workers.
     hints : sequence of str
         Hints, from gentle to plain. Each wrong answer shows one more hint.
     """

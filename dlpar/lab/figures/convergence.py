@@ -296,9 +296,8 @@ def check_goal(goal: float) -> None:
 def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Figure:
     """Draw the seconds to a held-out accuracy and both factors: number of steps and time of a step.
 
-    The number of steps to the goal is the statistical efficiency of a scheme, the time of a
-    step its hardware efficiency. Seconds to the goal are their product
-    (Zhang and Re, "DimmWitted", VLDB 2014).
+    The number of steps to the goal is the statistical efficiency of a scheme, and the time of a step is its
+    hardware efficiency. Seconds to the goal are their product (Zhang and Re, "DimmWitted", VLDB 2014).
 
     Parameters
     ----------

@@ -22,7 +22,9 @@ from dlpar.worlds.paced.parcels import Parcels
 from dlpar.worlds.simulated.simulator import Deadlock, LostRank, place
 
 OK, WHERE, LOST, DEADLOCK, FAILED = range(5)
-"""Kinds of answers: a result, a question for the rank's place, a death, a deadlock, a failure of the referee."""
+"""Kinds of answers: a result, a question about the rank's place, a death, a deadlock, a failure of the
+referee.
+"""
 
 PIECE = 1 << 16
 """Bytes read from a socket at a time."""

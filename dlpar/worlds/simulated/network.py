@@ -70,7 +70,8 @@ class Network:
     charged : bool
         Whether messages take processor time.
     one_port : list of bool
-        Whether each rank receives over one port only, so that messages to it are complete in order of arrival.
+        Whether each rank receives over only one port, so that messages to it are complete in order of
+        arrival.
     """
 
     def __init__(self, platform: Platform, nodes: Sequence[int], scale: float = 1.0) -> None:
