@@ -167,7 +167,7 @@ class View:
         p = self.progress
         headline = Text(p.headline(), style="bold")
         if p.place:
-            return Group(headline, f"{p.place}; it starts by itself, Ctrl-C leaves the queue")
+            return Group(headline, f"{p.place}; it starts automatically; Ctrl-C leaves the queue")
         if not p.shares():
             starting = f"starting ({p.mode})" if p.mode else "starting"
             return Group(headline, f"{starting}: {len(p.ranks)} of {p.experiment.ranks} ranks are ready")

@@ -137,7 +137,7 @@ def check(
         except Exception as error:
             return wrong(name, hints, f"{where} raised {type(error).__name__}: {error}{_line(error)}")
         if (got is None or got is ...) and expected is not None:
-            return to_do(f"{name} returns nothing yet: {where} should give {short(expected)}.")
+            return to_do(f"{name} returns nothing yet: {where} should return {short(expected)}.")
         differs = compare(got, expected) if compare else difference(got, expected, tolerance)
         if differs:
             return wrong(name, hints, f"{where}: {differs}.")
@@ -155,7 +155,7 @@ def _line(error: Exception) -> str:
     """Return the line of the student's code that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(PACKAGE)]
-    return f"\n  in your line {own[0].lineno}: {own[0].line}" if own and own[0].line else ""
+    return f"\n  in line {own[0].lineno} of your code: {own[0].line}" if own and own[0].line else ""
 
 
 def short(value: Any, limit: int = 60) -> str:
@@ -354,14 +354,14 @@ def _held(comm: Comm, student: Callable[..., Any], program: Callable[..., Any]) 
 def _sends_otherwise(sent: list[list[Sent]], step: Step, like: str, by: str) -> str:
     """Compare the messages and bytes of all ranks, and of the busiest rank, with those of some collectives."""
     if any(one["bytes"] is None for own in sent for one in own):
-        return f"the library moved the data, and does not say how much: use {by}."
+        return f"the library moved the data and does not report how much. Use {by}."
     by_rank = [sum(one["bytes"] for one in own) for own in sent]
     messages, nbytes = sum(one["messages"] for own in sent for one in own), sum(by_rank)
     right = sum(form.messages for form in step.sends), sum(form.bytes for form in step.sends)
     told = f"the ranks send {messages} messages and {nbytes} bytes together; "
     if not step.exactly:
         few = messages < right[0] or nbytes < right[1]
-        return f"{told}no exchange takes less than {right[0]} and {right[1]}." if few else ""
+        return f"{told}every exchange takes at least {right[0]} and {right[1]}." if few else ""
     if (messages, nbytes) != right:
         return f"{told}{like} sends {right[0]} and {right[1]}."
     most, busiest = sum(form.busiest_bytes for form in step.sends), max(by_rank)
@@ -418,7 +418,7 @@ def check_on_ranks(
             sends = [closed_form(form, ranks, length, itemsize=4)] if form else ()
             yield Step(f" and {length} numbers", [each.tolist() for each in right], "", sends, exactly)
 
-    lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
+    lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends as much as {like}" if like else ""
     praise = f"{{name}} is right on {{ranks}}, for tensors of {lengths} numbers{sends}."
     how = praise, hints, like or "", "send and recv", timeout
     return judge_steps(student, _on_rank, workers, steps, *how)

@@ -234,7 +234,7 @@ def measured(
 
 def learns(least: float) -> Callable[[Run], Shown]:
     """Check that a run classifies at least this share of held-out samples correctly."""
-    return measured(accuracy, lambda share: share >= least, "{:.1%} of held-out samples are right")
+    return measured(accuracy, lambda share: share >= least, "{:.1%} held-out accuracy")
 
 
 def same_losses(most: float) -> Callable[[Any], Shown]:
@@ -242,7 +242,7 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
 
     def shows(runs: Any) -> Shown:
         worst = apart(*(runs.values() if isinstance(runs, Mapping) else runs))
-        return worst < most, f"losses differ by {worst:.0e} at most"
+        return worst < most, f"losses differ by at most {worst:.0e}"
 
     return shows
 

@@ -143,7 +143,7 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
             held = contributions(value, workers)
             share = len(held or ()) / workers
             shade = theme.lighter(colour, 0.88 * (1 - share) if share else 1)
-            whose = "no rank: this is no sum of contributions" if held is None else _names(held) or "no rank"
+            whose = "no rank: not a sum of contributions" if held is None else _names(held) or "no rank"
             cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
             cells["hovertext"].append(whose)
             cells["marker.color"].append(fill := UNKNOWN if held is None else shade)

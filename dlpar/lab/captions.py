@@ -91,7 +91,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
     first, last, steps = curve.first, curve.done.loss, curve.done.step + 1
     progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
-        return f"In {progress} no sample was drawn, so there is no loss; a larger fraction draws some."
+        return f"In {progress} no sample was drawn, so there is no loss. A larger fraction draws some."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
     text = f"In {progress} the training loss {moved} from {quantity(first)} to {quantity(last)}"
     if curve.diverged:
@@ -99,7 +99,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
     if curve.accuracy is not None:
         text += f"; {curve.accuracy:.1%} of the held-out samples are classified correctly"
     text += "".join(f"; rank {rank} died after step {step:,}" for rank, step in curve.deaths.items())
-    text += f"; {curve.lost:,} steps were done twice (broad)" * (curve.lost > 0)
+    text += f"; {curve.lost:,} steps were done twice (broad line)" * (curve.lost > 0)
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 
 
@@ -145,7 +145,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
         why = "a single worker has nobody to wait for, and nobody can overtake it"
     elif experiment.sync.runs_free:
         why = "so far no update of another worker came between a read and its push"
-    return f"Staleness is 0: every gradient was computed on the newest weights, for {why}."
+    return f"Staleness is 0: every gradient was computed on the newest weights, because {why}."
 
 
 def lead(most: Sequence[int], bound: int | None) -> str:
@@ -163,9 +163,9 @@ def lead(most: Sequence[int], bound: int | None) -> str:
 def lanes(updates: Sequence[int]) -> str:
     """Describe the staleness that the drawn arrows show."""
     mean, n = quantity(sum(updates) / len(updates)), len(updates)
-    text = f"Between the two ends of an arrow, the weights received {mean} updates of other workers"
+    text = f"Between the two ends of an arrow, the weights received {mean} updates from other workers"
     text = f"{text} on average, {max(updates)} at most (last {n} pushes)"
-    return f"{text}; the number at each head counts them."
+    return f"{text}; the number at each arrowhead counts these updates."
 
 
 def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
@@ -267,10 +267,10 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     """
     there = sorted((each for each in reached if each[2]), key=lambda each: each[3])
     if not there:
-        return f"None reached {goal:.0%} held-out accuracy."
+        return f"No run reached {goal:.0%} held-out accuracy."
     if len(reached) == 1:
         name, _, step, seconds = there[0]
-        return f"{name} reached {goal:.0%} after {duration(seconds)}, which are {step:,} steps."
+        return f"{name} reached {goal:.0%} after {duration(seconds)}, in {step:,} steps."
     several, first = len({clock for _, clock, _, _ in reached}) > 1, {}
     for name, clock, _, seconds in there:
         on = f"on the {clock} clock " if several else ""
@@ -281,5 +281,5 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     parts = [*first.values(), f"{fewest} took the fewest steps, {least:,}"]
     text = "; ".join([*parts, f"{missed} did not reach it"] if missed else parts)
     text = f"{text[0].upper()}{text[1:]}" if several else text
-    apart = "; those of different clocks do not compare" * several
+    apart = "; seconds of different clocks cannot be compared" * several
     return f"{text}. Seconds are steps × time of a step{apart}."

@@ -224,7 +224,7 @@ class Panel(RunPage):
         """Leave the queue, and play the newest recorded run of this kind."""
         like = newest_like(self.experiment)
         if like is None:
-            raise LookupError("you have no recording of a run of this kind yet")
+            raise LookupError("you do not have a recording of a run of this kind yet")
         self.leave()
         self.replay(like, speed_of(like))
 
@@ -344,7 +344,7 @@ class Offer:
         """Set the panel's controls."""
         self._before = self._before or self._panel.state["values"]
         self._panel.show(self._experiment)
-        words = "The controls are as your teacher sent them. Press Run to run it."
+        words = "The controls are set as your teacher sent them. Press Run to start."
         self._panel.tell(offer={"text": words, "actions": ["undo", "away"]})
 
     def undo(self) -> None:
@@ -352,7 +352,7 @@ class Offer:
         self._panel.restore(self._before)
         self.away()
         if self._experiment is not None:
-            self._tell("As before. Your teacher sent:", "take", "away")
+            self._tell("Your own controls are back. Your teacher sent:", "take", "away")
 
     def away(self) -> None:
         """Hide the offer. The controls stay set."""

@@ -135,7 +135,7 @@ class Prediction(Page):
             unit = "" if answer.value is None else self.unit
             text = f"Noted: {_with_unit(str(answer), unit)}. You may still change it."
         else:
-            text = "No prediction yet; the lab goes on without one."
+            text = "No prediction yet; the lab continues without one."
         share = is_shared() if "JUPYTERHUB_USER" in os.environ else None
         self.tell(note=text, share=share, typed=self._typed)
         self.tell(answer=answer.value, unsure=answer.unsure, reason=answer.reason)

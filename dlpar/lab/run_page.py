@@ -123,7 +123,7 @@ class RunPage(Page):
         if not self.running:
             return
         if self._asked:
-            self._failure = f"{self._asked[0][0]} was not run: the panel was stopped before"
+            self._failure = f"{self._asked[0][0]} was not run: the panel was stopped first"
             self._asked = []
         self.tell(stoppable=False)
         if self.job:
@@ -179,7 +179,7 @@ class RunPage(Page):
         """Process a record from the watch."""
         if source == "job" and record["k"] == "queued":
             where = place_in_queue(record["ahead"], record["paused"])
-            self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
+            self._status.say(f"{where}; it starts automatically; Stop leaves the queue")
             self._queued_at = self._queued_at or time.monotonic()
         elif self._queued_at:
             self._leave_queue()

@@ -100,7 +100,7 @@ class MapReduce(Scheme):
                 self.order.head[0] = is_converged(before, weights, tolerance)
         elif not self.warned:
             self.warned = True
-            said = "an iteration sampled nothing on any worker: the weights stay as they are"
+            said = "no worker drew a sample in an iteration, so the weights stay as they are"
             print(f"mapreduce: {said}", flush=True)
         self.order.body.copy_(weights)
 

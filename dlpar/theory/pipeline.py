@@ -123,7 +123,7 @@ class Stuck(ValueError):
         self.waits = waits
         stage, (position, action, other) = next(iter(waits.items()))
         waits_for = f"stage {stage} waits for stage {other} before action {position}, {action}"
-        super().__init__(f"no stage can go on: {waits_for}")
+        super().__init__(f"no stage can continue: {waits_for}")
 
 
 def timed(

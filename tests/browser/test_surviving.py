@@ -75,7 +75,7 @@ def test_a_job_that_died_is_resumed_after_a_reload_to_the_last_bit(open_notebook
     panel.place.evaluate("panel => panel.scrollIntoView({ block: 'start' })")
     panel.place.locator(".dlpar-offer .dlpar-resume").click()
     panel.wait_for("done: 300 steps", 100)
-    assert "steps were done twice (broad)" in panel.says() and panel.place.evaluate(FITS)
+    assert "steps were done twice (broad line)" in panel.says() and panel.place.evaluate(FITS)
     run = next(run for run in dlpar.runs() if run.experiment.snapshot.every)
     whole = dlpar.launch(run.experiment).wait(60)
     assert (run.curve["loss"] == whole.curve["loss"]).all() and len(run.curve) == 300

@@ -85,7 +85,7 @@ def test_numbers_among_the_right_choices_are_right():
     assert 0.5**10 == pytest.approx(0.001, rel=0.05) and "0.001" in keyed("04", "eigenvalues")
     assert np.allclose(np.full((2, 2), 0.5) @ [1, 1], [1, 1]) and keyed("04", "Which vector") == "(1, 1)"
     assert int(keyed("05", "How stale").split()[0]) == 13 - 1 - 7
-    assert keyed("06", "eight do 640") == f"{640 / 100:g} and {640 / 100 / 8:.0%}".replace("%", " %")
+    assert keyed("06", "eight process 640") == f"{640 / 100:g} and {640 / 100 / 8:.0%}".replace("%", " %")
     assert Fraction(keyed("10", "Idle")) == pytest.approx(bubble("gpipe", 4, 8))
     assert keyed("07b", "Momentum") == f"{10e6 * 4 / 1e6:.0f} MB"
     shape = (np.ones((64, 256)) @ np.ones((256, 1024))).shape

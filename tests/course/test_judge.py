@@ -265,11 +265,11 @@ def test_who_sends_less_than_any_exchange_needs_is_told_so():
     from_the_inputs = lambda comm, tensor: tensor.mul_(comm.size * (comm.size + 1) / 2 / (comm.rank + 1))
     sums = dict(expected=SUM["expected"], workers=[3], at_least="star")
     verdict = check_on_ranks(from_the_inputs, **sums)
-    assert "the result is right, but the ranks send 0 messages and 0 bytes together; no exchange takes less than 4 " \
+    assert "the result is right, but the ranks send 0 messages and 0 bytes together; every exchange takes at least 4 " \
         "and 16." in verdict.sentence  # fmt: skip
     assert check_on_ranks(star, **sums)
     verdict = check_on_ranks(lambda comm, tensor: comm.allreduce(tensor), **sums)
-    assert "the library moved the data, and does not say how much: use send and recv." in verdict.sentence
+    assert "the library moved the data and does not report how much. Use send and recv." in verdict.sentence
 
 
 def test_graded_inputs_are_random_and_differ_by_ranks_number_of_ranks_and_trial(monkeypatch):

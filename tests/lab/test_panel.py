@@ -511,7 +511,7 @@ def test_a_run_that_died_is_resumed_by_a_press_and_its_curve_says_what_was_lost(
     lost = int(run.attempts["lost"].iloc[0])
     assert len(run.attempts) == 2 and lost > 0
     caption = panel.figures["Convergence"].caption
-    assert f"{lost} steps were done twice (broad)" in caption and "40 of 40 steps" in caption
+    assert f"{lost} steps were done twice (broad line)" in caption and "40 of 40 steps" in caption
     curve = panel.figures["Convergence"].kept[run.id]
     assert curve.loss.rows[:, 0].tolist() == list(range(40))
 

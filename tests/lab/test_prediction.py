@@ -26,7 +26,7 @@ def test_a_prediction_is_one_model():
 def test_without_an_answer_the_lab_goes_on():
     asked = predict("speed", "How fast?", unit="times")
     assert asked.value is None and str(asked.answer) == "not answered"
-    assert "goes on without one" in Reader(asked).state["note"]
+    assert "continues without one" in Reader(asked).state["note"]
     assert asked.reveal(1.7).sentence == "No prediction was made; measured: 1.7 times."
     assert asked.reveal(1.7, "simulated").sentence == "No prediction was made; simulated: 1.7 times."
 

@@ -93,4 +93,4 @@ def test_without_a_recording_of_a_kind_that_is_said(monkeypatch, tmp_path):
     panel = Panel(Experiment(workers=2, sync="gossip"))
     page = Reader(panel)
     page.do(do="watch")
-    until(lambda: "you have no recording of a run of this kind yet" in page.state["message"])
+    until(lambda: "you do not have a recording of a run of this kind yet" in page.state["message"])

@@ -295,5 +295,5 @@ def _jobs_that_die() -> Iterator[tuple[dict[str, float], tuple[int, float]]]:
 
 def _as_good_as_fixed(got: Survived, best: tuple[int, float]) -> str:
     every, share = best
-    other = f"with a snapshot every {every} steps {share:.1%} would, with the same deaths"
+    other = f"with the same deaths and a snapshot every {every} steps, {share:.1%} would count"
     return "" if got.goodput > share - SHORT_OF_BEST else f"{got.goodput:.1%} of its time counts; {other}"

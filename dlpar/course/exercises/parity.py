@@ -28,7 +28,7 @@ STEPS = 3
 
 LR, MOMENTUM = 0.1, 0.5
 
-SHARDED = "{name} is right on {ranks}: it has one process's weights, and sends what a ring all-reduce sends."
+SHARDED = "{name} is right on {ranks}: it gives one process's weights and sends as much as a ring all-reduce."
 
 
 def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
@@ -103,7 +103,7 @@ NAMES = ("y", "of_x", "of_up", "of_down")
 SAMPLES, INPUTS, HIDDEN, OUTPUTS = 5, 6, 12, 3
 """Sizes of the perceptron on which every answer is tried: 2, 3 and 4 ranks divide its hidden neurons."""
 
-DIVIDED = "{name} computes what one process does, with one all-reduce each way, on {ranks}."
+DIVIDED = "{name} is right on {ranks}: it computes the same as one process, with one all-reduce in each pass."
 
 
 def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
@@ -179,7 +179,7 @@ def _problem(ranks: int) -> list[torch.Tensor]:
 SCHEME_STEPS = 20
 """Steps of each trial."""
 
-ALIKE = f"{{name}} is right on {{ranks}}: every weight is that of one process, {SCHEME_STEPS} steps long."
+ALIKE = f"{{name}} is right on {{ranks}}: in each of {SCHEME_STEPS} steps, every weight equals that of one process."
 
 ROUNDING = 1e-9
 """Largest relative difference. Float64 sums of the same numbers in another order differ by less."""
@@ -229,14 +229,14 @@ def _steps_differ(told: list[dict[str, Any]]) -> str:
 def _trained_alike(told: list[dict[str, Any]]) -> str:
     """Return the sentence for a correct scheme. It compares the data sent in a step with a ring's."""
     ring = closed_form("ring", len(told), told[0]["elements"], itemsize=8)
-    busiest = f"{ring.busiest_bytes:,} the busiest worker"
+    busiest = f"the busiest worker {ring.busiest_bytes:,}"
     theirs = f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {busiest}"
     if told[0]["bytes"] is None:
-        return f"{ALIKE} The library moved the data and does not say how much; {theirs}."
+        return f"{ALIKE} The library moved the data and does not report how much; {theirs}."
     messages, nbytes = (sum(one[what] for one in told) for what in ("messages", "bytes"))
     busiest = max(one["bytes"] for one in told)
     sends = f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes"
-    return f"{ALIKE} {sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
+    return f"{ALIKE} {sends}, the busiest worker {busiest:,.10g}; {theirs}."
 
 
 def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
     tried = listed([f"{stages} × {microbatches}" for stages, microbatches in sizes])
     praise = (
         f"{{name}} is right for {tried} stages × micro-batches: every action once, no deadlock, a bubble of "
-        "(p - 1) / m, and never more micro-batches in flight than stages. On {ranks} it trained what 1F1B trains."
+        "(p - 1) / m, and never more micro-batches in flight than stages. On {ranks} its losses equal those of 1F1B."
     )
     return judge_on_ranks(student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, (lists,))
 
@@ -80,7 +80,7 @@ def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
     """Name the first step with a loss other than 1F1B's. The last stage knows the loss."""
     for step, (mine, right) in enumerate(told[-1]):
         if not math.isclose(mine, right, rel_tol=1e-9):
-            return f", in step {step}, the loss is {mine:.6g}, with 1F1B {right:.6g}."
+            return f", in step {step}, the loss is {mine:.6g}, but {right:.6g} with 1F1B."
     return ""
 
 
@@ -102,9 +102,9 @@ def _wrong_with(given: Any, size: Size) -> str:
     except Stuck as stuck:
         waits = []
         for stage, (position, action, other) in stuck.waits.items():
-            why = f"for stage {other}'s" if other != stage else "whose forward pass comes later"
+            why = f"for this pass of stage {other}" if other != stage else "whose forward pass comes later"
             waits.append(f"stage {stage} waits at {_at(position, action)}, {why}")
-        return f"no stage can go on: {'; '.join(waits)}"
+        return f"no stage can continue: {'; '.join(waits)}"
     return _too_many(lists) or _too_slow(bars, stages, microbatches)
 
 
@@ -151,9 +151,9 @@ def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
     position = sum(bar.stage == late.stage and bar.start < late.start for bar in bars)
     begins, could = late.start, best[late[:4]]
     return (
-        f"the bubble is {found:.1%} of the time computed, allowed is (p - 1) / m = {allowed:.1%}. "
-        f"The first that is late is stage {late.stage}, {_at(position, Action(late.kind, late.micro))}: it begins at "
-        f"{begins:g}, and could at {could:g} (a forward pass takes {SECONDS['F']:g}, a backward pass {SECONDS['B']:g})"
+        f"the bubble is {found:.1%} of the computing time, allowed is (p - 1) / m = {allowed:.1%}. "
+        f"The first late action is on stage {late.stage}, {_at(position, Action(late.kind, late.micro))}: it begins at "
+        f"{begins:g} instead of {could:g} (a forward pass takes {SECONDS['F']:g}, a backward pass {SECONDS['B']:g})"
     )
 
 

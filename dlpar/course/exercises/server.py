@@ -218,7 +218,7 @@ def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     if len(set(answered)) != len(answered):
         return f"on_push returned {answered}, but a worker may appear only once"
     if strange := [each for each in answered if each not in right.waiting]:
-        return f"on_push returned worker {strange[0]!r}, but this worker does not wait"
+        return f"on_push returned worker {strange[0]!r}, but this worker is not waiting"
     wrong = [*(each for each in answered if each not in go), *(each for each in go if each not in answered)]
     if not wrong:
         return ""

@@ -240,7 +240,7 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
     """State each worker's number of partners as the end of a clause about workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
     if not experiment.sync.has_graph:
-        to = {"random": f"{peers} of the others, drawn anew each time", "one_peer": "one 1, 2, 4 … places on"}
+        to = {"random": f"{peers} random others each time", "one_peer": "one worker 1, 2, 4 … places ahead"}
         return f"; each sends to {to[exchange]}: no edges are fixed"
     degrees = [len(to) for to in graph]
     mean = sum(degrees) / len(degrees)

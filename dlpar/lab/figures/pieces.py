@@ -299,13 +299,13 @@ def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
     text = f"Each rank {holds} {_shares(own)} of the model's {total:,} parameters"
     if experiment.workers == len(held) > 1:
         copies = round(sum(own), 2)
-        text += f", all {len(held)} together {f'{copies:g} models' if copies != 1 else 'one model'}"
+        text += f", and all {len(held)} together hold {f'{copies:g} models' if copies != 1 else 'one model'}"
     if image:
         of_image = _shares([_held(each, of_images=True) / image for each in held])
-        text += f", and {of_image} of each image; its halo is faint"
+        text += f", and {of_image} of each image; its halo is drawn faint"
     parts = len(_alike(held))
     if 1 < parts < len(held):
-        text += f"; there are {parts} different parts, and ranks of one colour hold the same"
+        text += f"; there are {parts} different parts, and ranks of the same colour hold the same part"
     return captions.shown_workers(experiment, f"{text}.")
 
 
@@ -404,8 +404,8 @@ def _bytes_in_words(table: list[tuple], ranks: int) -> str:
     if off:
         text += f"; {captions.listed(off)} {'differs' if len(off) == 1 else 'differ'} from the closed form"
     elif known:
-        which = "every row is" if len(known) == len(table) else f"{len(known)} of {len(table)} rows are"
-        text += f"; {which} equal to the closed form, to the byte"
+        which = "every row equals" if len(known) == len(table) else f"{len(known)} of {len(table)} rows equal"
+        text += f"; {which} the closed form, to the byte"
     return f"{text}."
 
 

@@ -130,14 +130,14 @@ def test_a_policy_that_learns_how_often_all_dies_is_right_whatever_dies_and_a_co
 @pytest.mark.parametrize(
     "policy, said",
     [
-        (lambda step, snapshot, now, deaths: 1, "17.7% of its time counts; with a snapshot every 28 steps"),
+        (
+            lambda step, snapshot, now, deaths: 1,
+            "17.7% of its time counts; with the same deaths and a snapshot every 28 steps",
+        ),
         (lambda step, snapshot, now, deaths: 10**9, "0.0% of its time counts"),
         (lambda step, snapshot, now, deaths: 2.5, "it chose 2.5 steps, allowed is a whole number from 1"),
         (lambda step, snapshot, now, deaths: 0, "it chose 0 steps"),
-        (
-            lambda step, snapshot, now, deaths: 1 / 0,
-            "raised ZeroDivisionError: division by zero\n  in your line ",
-        ),
+        (lambda step, snapshot, now, deaths: 1 / 0, "raised ZeroDivisionError: division by zero\n  in line "),
     ],
 )
 def test_a_bad_policy_is_told_what_it_costs(policy, said):

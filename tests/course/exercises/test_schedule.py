@@ -34,7 +34,9 @@ def known(name):
 
 def test_a_right_schedule_trains_on_simulated_and_on_real_ranks_what_1f1b_trains():
     verdict = lab.check_schedule(my_schedule)
-    assert verdict.sentence.endswith("On 4 simulated ranks and on 4 real ones it trained what 1F1B trains.")
+    assert verdict.sentence.endswith(
+        "On 4 simulated ranks and on 4 real ones its losses equal those of 1F1B."
+    )
 
 
 def unsolved(stages, microbatches):
@@ -68,14 +70,14 @@ def twice(stages, microbatches):
         (known("gpipe"), 'known(2, 4): stage 0 holds 3 micro-batches at action 2, ("F", 2), allowed is 2.'),
         (
             late,
-            "late(2, 4): the bubble is 100.0% of the time computed, allowed is (p - 1) / m = 25.0%. The first that "
-            'is late is stage 0, action 2, ("F", 1): it begins at 6, and could at 1 (a forward pass takes 1, a '
+            "late(2, 4): the bubble is 100.0% of the computing time, allowed is (p - 1) / m = 25.0%. The first late "
+            'action is on stage 0, action 2, ("F", 1): it begins at 6 instead of 1 (a forward pass takes 1, a '
             "backward pass 2).",
         ),
         (
             backward_first,
-            'backward_first(2, 4): no stage can go on: stage 0 waits at action 2, ("B", 0), for stage '
-            '1\'s; stage 1 waits at action 0, ("B", 0), whose forward pass comes later.',
+            'backward_first(2, 4): no stage can continue: stage 0 waits at action 2, ("B", 0), for this pass '
+            'of stage 1; stage 1 waits at action 0, ("B", 0), whose forward pass comes later.',
         ),
         (twice, 'twice(2, 4): stage 1, action 1, ("F", 0), was already action 0.'),
         (lambda stages, microbatches: [[]] * stages, '<lambda>(2, 4): stage 0, ("F", 0) is missing.'),

@@ -127,7 +127,7 @@ def test_a_run_that_drew_no_sample_has_not_diverged():
     empty = rewritten(finished(workers=2, steps=3, sync=sync), samples=0, loss=0.0)
     diverged = rewritten(finished(workers=2, steps=3), loss=None)  # as JSON tells a NaN
     said = figures.caption(lab.overlay(empty))
-    assert said.startswith("In 3 of 3 steps no sample was drawn, so there is no loss;")
+    assert said.startswith("In 3 of 3 steps no sample was drawn, so there is no loss.")
     assert "the run diverged" in figures.caption(lab.overlay(diverged))
     both = figures.caption(lab.overlay([empty, diverged], titles=["empty", "lost"]))
     assert "empty no sample, so no loss" in both and "lost loss not a number (diverged)" in both
@@ -270,7 +270,8 @@ def test_seconds_to_a_goal_are_steps_times_time_of_a_step(runs, every_figure):
     good = runs["asp"].evals.query("accuracy >= 0.9").iloc[0]
     assert (seconds, steps) == (good["t"], good["step"])
     assert (
-        figures.caption(lab.time_to_accuracy(runs["asp"], goal=1.0)) == "None reached 100% held-out accuracy."
+        figures.caption(lab.time_to_accuracy(runs["asp"], goal=1.0))
+        == "No run reached 100% held-out accuracy."
     )
     assert figures.caption(lab.time_to_accuracy(runs["asp"], 0.9, ["mine"])).startswith("mine reached 90%")
 
@@ -281,7 +282,9 @@ def test_who_was_first_to_an_accuracy_is_said_of_each_clock_alone(runs):
     said = figures.caption(figure)
     for clock, name in {"virtual": "a, simulated", "wall": "b"}.items():
         assert f"n the {clock} clock {name} reached 80% first" in said
-    assert "a, simulated and b took the fewest steps" in said and "different clocks do not compare" in said
+    assert (
+        "a, simulated and b took the fewest steps" in said and "different clocks cannot be compared" in said
+    )
     assert figure.layout.xaxis.title.text == "seconds to 80%<br>each on its own clock"
 
 

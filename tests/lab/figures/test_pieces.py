@@ -136,7 +136,7 @@ def test_bytes_of_every_layer_are_those_of_the_closed_form(sent, name):
         list(table["both (bytes)"]) == list(table["closed form (bytes)"])
         and (table["both (bytes)"] > 0).all()
     )
-    assert "every row is equal to the closed form, to the byte" in figures.caption(figure)
+    assert "every row equals the closed form, to the byte" in figures.caption(figure)
 
 
 def test_bytes_of_a_run_are_counted_in_a_job_of_their_own():
