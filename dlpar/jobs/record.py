@@ -2,8 +2,8 @@
 
 The file is the only source of truth about the run: a reader gets nothing else.  A line is complete or absent,
 so a reader may follow the file while it grows.  Steps quicker than `TOGETHER` share a ``write``, because for
-a short step a system call costs more than all other recording.  A killed rank loses at most the steps of this
-time.
+a short step a system call costs more than all other recording.  A killed rank loses at most the steps of the
+last `TOGETHER` seconds.
 """
 
 from __future__ import annotations

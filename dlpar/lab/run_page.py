@@ -415,7 +415,7 @@ class Status:
     def _seconds_a_step(self, now: float, done: int) -> float | None:
         """Return the reader's seconds per step since the first call with finished steps.
 
-        In that call, return None.
+        On that first call, return None.
         """
         self._seen = self._seen or (now, done)
         return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None

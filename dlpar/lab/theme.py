@@ -40,7 +40,7 @@ CLOCKS, HOW = _KEPT["clocks"], _KEPT["how"]
 """Clock of each world, and name of a result from this world."""
 
 IDEAL, INSIDE = _KEPT["ideal"], _KEPT["inside"]
-"""Line of the ideal, and attributes of text in bars."""
+"""Style of the ideal line, and attributes of text in bars."""
 
 ORDER = (*HOW.values(), "predicted")
 """Sources of results, the most trusted first."""
