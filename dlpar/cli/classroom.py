@@ -213,7 +213,8 @@ def release(into: Folder = Path("release"), labs: Path | None = None, own: Path 
     into : FOLDER
         Folder for the students' labs.
     labs : FOLDER
-        The masters; default: this checkout's labs. own : FOLDER
+        The masters; default: this checkout's labs.
+    own : FOLDER
         A student's own copy, which is also updated; her changes stay.
     """
     masters = _masters(labs)
