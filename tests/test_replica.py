@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trained_ranks import SMALL, trained
 
 from dlpar import Experiment
+from dlpar.comm import Recorder
 from dlpar.comm.base import World
-from dlpar.jobs.record import Unrecorded
 from dlpar.replica import Replica, aligned
 from dlpar.train import train
 
@@ -124,7 +124,7 @@ def test_micro_batches_share_the_casts_of_weights_and_steps_do_not():
 
     def program(comm):
         with Calls() as calls:
-            train(comm, Experiment(workers=1, split={"microbatches": 3}, **fields), Unrecorded(comm))
+            train(comm, Experiment(workers=1, split={"microbatches": 3}, **fields), Recorder())
         return calls.narrowed
 
     (narrowed,) = run(program, 1)

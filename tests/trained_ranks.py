@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dlpar import Experiment, models
+from dlpar.comm import Recorder
 from dlpar.data import load
 from dlpar.data.sampler import Sampler
-from dlpar.jobs.record import Unrecorded
 from dlpar.train import serve, train
 from dlpar.worlds.simulated.run import of_experiment, run_program
 
@@ -28,12 +28,11 @@ SMALL = {
 """Of each model a small one; batches that micro-batches do not divide evenly."""
 
 
-class Kept(Unrecorded):
+class Kept(Recorder):
     """Keeps what is said of every step where it can be looked at."""
 
     def __init__(self, comm) -> None:
-        super().__init__(comm)
-        self.steps: list[dict[str, Any]] = []
+        self.now, self.steps = comm.now, list[dict[str, Any]]()
 
     def step(self, step: int, **facts: Any) -> None:
         facts["loss"] = None if facts["loss"] is None else float(facts["loss"])

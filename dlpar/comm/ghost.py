@@ -74,8 +74,7 @@ class Ghost:
     def expand(self, *shape: Any) -> Ghost:
         return Ghost(elements(shape[0] if len(shape) == 1 else shape), self.dtype)
 
-    def new_empty(self, *shape: Any) -> Ghost:
-        return Ghost(elements(shape[0] if len(shape) == 1 else shape), self.dtype)
+    new_empty = expand
 
     def view(self, *shape: Any) -> Ghost:
         if len(shape) == 1 and isinstance(shape[0], torch.dtype):

@@ -14,18 +14,16 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from dlpar.comm import Comm
-
+from dlpar import comm
+from dlpar.comm import Comm
 
 TOGETHER = 0.02
 """Maximum seconds of steps in one write."""
@@ -109,7 +107,7 @@ def _nothing(thing: Any) -> None:
     """Return null for a value that JSON cannot represent."""
 
 
-class Recorder:
+class Recorder(comm.Recorder):
     """Recorder of one rank. It appends to a file in a run folder.
 
     Parameters
@@ -172,17 +170,27 @@ class Recorder:
         A step on a GPU is written when the next one ends, so that the host never waits for the current one.
         """
         facts |= self.comm.world.state()
-        spans, self._spans = self._spans, []
-        waited, self._waited = self._waited, 0.0
+        self._write_last()
         if self._device is None:
+            spans, waited = self._taken()
             self._add_step(step, self.now(), facts, spans, waited)
             return
-        self._write_last()
         if (loss := facts.get("loss")) is not None and not isinstance(loss, float):
             facts["loss"] = loss.to("cpu", non_blocking=True)
-        waits = self.traffic.waits_of_device()
-        self._last = Done(step, facts, spans, waited, waits, self.moment(), *self._device.zero)
+        self._last = self._queued(step, facts)
         self._device.set_again()
+
+    def _taken(self) -> tuple[list[tuple[Any, ...]], float]:
+        """Return the spans since the last step, and the seconds waited in them. Forget both."""
+        taken = self._spans, self._waited
+        self._spans, self._waited = [], 0.0
+        return taken
+
+    def _queued(self, step: int, facts: dict[str, Any]) -> Done:
+        """Return a step, or a test after it, whose work a GPU may not have finished."""
+        spans, waited = self._taken()
+        waits = self.traffic.waits_of_device()
+        return Done(step, facts, spans, waited, waits, self.moment(), *self._device.zero)
 
     def _write_last(self) -> None:
         """Write the latest step of a GPU as soon as the GPU has finished it."""
@@ -219,20 +227,17 @@ class Recorder:
         A rank's death was noticed at time `at`, and a restart follows.
         """
         self._write_last()
-        spans, self._spans = [] if self._device else self._spans, []  # a GPU's spans are not timed yet
+        spans, _ = self._taken()
+        spans = [] if self._device else spans  # a GPU's spans are not timed yet
         again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)
         if self._ended:
             self._lost.update({"done again": again, "detecting": at - self._ended - again})
-        self._waited, self._ended = 0.0, at
+        self._ended = at
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """Write the result of a test on held-out samples after `step` steps."""
         self._write_last()
-        spans, self._spans = self._spans, []
-        if self._device:
-            waits = self.traffic.waits_of_device()
-            done = Done(step, {}, spans, 0.0, waits, self.moment(), *self._device.zero)
-            spans, _ = self._device.timed(done)
+        spans = self._device.timed(self._queued(step, {}))[0] if self._device else self._taken()[0]
         self._write({"k": "eval", "step": step, "t": self.now(), **facts, "spans": spans})
 
     def event(self, name: str, **facts: Any) -> None:
@@ -266,24 +271,6 @@ class Recorder:
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         self._file.add({**record, **self._whose}, soon)
-
-
-class Unrecorded(Recorder):
-    """Recorder that writes nothing. It serves to measure the overhead of recording."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
-        self._spans, self._waited, self._device, self._last, self._of = [], 0.0, None, None, {}
-        self._lost = Counter[str]()
-
-    def span(self, name: str, micro: int | None = None, chunk: int = 0) -> nullcontext:
-        return nullcontext()
-
-    def close(self) -> None:
-        pass
-
-    def _write(self, record: dict[str, Any], soon: bool = False) -> None:
-        pass
 
 
 class Done(NamedTuple):
@@ -325,8 +312,6 @@ class DeviceClock:
 
     def moment(self) -> torch.cuda.Event:
         """Return the moment at which the GPU has finished all work queued so far."""
-        import torch  # imported here, because readers of runs and stand-in ranks need no torch
-
         event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._comm.device))
         return event

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dlpar.collectives import tree_aggregate, tree_broadcast
-from dlpar.comm import Comm
+from dlpar.comm import Comm, Recorder
 from dlpar.config.experiment import Experiment
 from dlpar.data import load
-from dlpar.jobs.record import Unrecorded
 from dlpar.train import train
 
 DEVICES = {"scheme": "ring", "allreduce": "hierarchical", "node_size": 2}
@@ -57,7 +56,7 @@ def extract_and_classify(comm: Comm) -> Accuracy:
     """
     training = dict(model={"width": 16}, steps=150, lr=0.2, dtype="float64", evaluate_every=1000)
     experiment = Experiment(workers=comm.size, sync=DEVICES, **training)
-    network = train(comm, experiment, Unrecorded(comm)).eval()
+    network = train(comm, experiment, Recorder()).eval()
     data = load(experiment.data, experiment.seed, torch.float64)
     own = slice(comm.rank, None, comm.size)
 

@@ -17,7 +17,8 @@ BLOCK, PAIRS = 10, 500
 def paired(comm, folder: str) -> tuple[list[float], float]:
     """Median seconds of recorded over those of unrecorded steps, of ten stretches; and microseconds a line."""
     from dlpar import Experiment
-    from dlpar.jobs.record import Recorder, Unrecorded
+    from dlpar import comm as silent
+    from dlpar.jobs.record import Recorder
     from dlpar.train import train
 
     class InTurns(Recorder):
@@ -25,7 +26,7 @@ def paired(comm, folder: str) -> tuple[list[float], float]:
 
         def __init__(self) -> None:
             super().__init__(folder, comm)
-            self.silent, self.on, self.ends = Unrecorded(comm), True, []
+            self.silent, self.on, self.ends = silent.Recorder(), True, []
 
         def span(self, name):
             return super().span(name) if self.on else self.silent.span(name)

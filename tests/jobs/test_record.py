@@ -81,3 +81,22 @@ def test_a_file_that_can_grow_no_more_ends_with_a_whole_line_and_has_room_for_th
     done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
     assert done.stdout == "No space left on device, or the limit of `ulimit -f` is reached\n", done.stderr
     assert [json.loads(line)["k"] for line in path.read_text().splitlines()][-2:] == ["step", "error"]
+
+
+def test_waits_of_a_test_on_held_out_samples_are_not_those_of_the_next_step(tmp_path):
+    traffic = SimpleNamespace(waited=0.0)
+    times = iter(range(100))
+    world = SimpleNamespace(clock="virtual", state=dict)
+    comm = SimpleNamespace(
+        rank=0, now=lambda: float(next(times)), traffic=traffic, device=torch.device("cpu"), world=world
+    )
+    record = Recorder(tmp_path, comm)
+    with record.span("evaluate"):
+        traffic.waited += 0.5
+    record.evaluation(0, accuracy=0.5)
+    with record.span("communicate"):
+        traffic.waited += 0.25
+    record.step(1, loss=1.0)
+    record.close()
+    (_, test), (_, step) = Tail(tmp_path).read()
+    assert [name for name, *_ in test["spans"]] == ["evaluate"] and step["wait"] == 0.25

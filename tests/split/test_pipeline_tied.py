@@ -8,7 +8,7 @@ from simulations import run
 from trained_ranks import SMALL, trained
 
 from dlpar import BadExperiment, Experiment
-from dlpar.jobs.record import Unrecorded
+from dlpar.comm import Recorder
 from dlpar.lab.figures.probes import prepared
 from dlpar.split.pipeline import PipelineSplit
 from dlpar.train import train
@@ -44,7 +44,7 @@ def test_copies_are_made_equal_where_each_stage_s_servers_update_in_an_order_of_
 def test_a_codec_of_single_numbers_leaves_copies_equal():
     fields = {**SMALL["transformer"], "split": SPLIT, "compression": "fp16", "evaluate_every": 0}
     experiment = Experiment(workers=4, steps=5, **fields)
-    first, last, *_ = run(lambda comm: shared(train(comm, experiment, Unrecorded(comm))).detach(), 4)
+    first, last, *_ = run(lambda comm: shared(train(comm, experiment, Recorder())).detach(), 4)
     assert torch.equal(first, last)
 
 

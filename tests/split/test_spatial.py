@@ -13,9 +13,9 @@ from torch import nn
 
 import dlpar
 from dlpar import Experiment, models
+from dlpar.comm import Recorder
 from dlpar.config.experiment import BadExperiment
 from dlpar.config.split import most_pieces
-from dlpar.jobs.record import Unrecorded
 from dlpar.split.mesh import Mesh
 from dlpar.split.spatial import cut_images
 from dlpar.theory.counts import closed_form
@@ -29,11 +29,10 @@ CNN = dict(
 SPATIAL = {"kind": "spatial", "rows": 2, "columns": 2}
 
 
-class Losses(Unrecorded):
+class Losses(Recorder):
     """Keeps each step's loss and the number of its samples."""
 
-    def __init__(self, comm) -> None:
-        super().__init__(comm)
+    def __init__(self) -> None:
         self.kept = []
 
     def step(self, step: int, **facts) -> None:
@@ -45,7 +44,7 @@ def trained_in_memory(**fields) -> tuple[np.ndarray, list[torch.Tensor]]:
     experiment = Experiment(**{**CNN, **fields}, cluster={"world": "simulated"})
 
     def program(comm):
-        record = Losses(comm)
+        record = Losses()
         if comm.rank >= experiment.workers:
             return serve(comm, experiment, record)
         model = train(comm, experiment, record)
@@ -105,9 +104,7 @@ def test_a_replica_without_samples_waits_for_nobody_and_adds_nothing():
     for split in ({"split": "data", "workers": 2}, {"split": {"kind": "spatial", "rows": 2}, "workers": 4}):
         experiment = Experiment(**fields, **split)
         program = lambda comm: (
-            nn.utils.parameters_to_vector(train(comm, experiment, Unrecorded(comm)).parameters())
-            .detach()
-            .clone()
+            nn.utils.parameters_to_vector(train(comm, experiment, Recorder()).parameters()).detach().clone()
         )
         weights += run_program(*of_experiment(experiment), program, patience=60)[:1]
     assert (weights[0] - weights[1]).abs().max() < 1e-8

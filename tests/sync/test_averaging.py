@@ -166,12 +166,12 @@ def test_replicas_drift_apart_between_two_meetings_and_agree_after_each():
 
 
 def last_weights(comm, e: Experiment) -> list[float] | None:
-    from dlpar.jobs.record import Unrecorded
+    from dlpar.comm import Recorder
     from dlpar.train import serve, train
 
     if comm.rank >= e.workers:
-        return serve(comm, e, Unrecorded(comm))
-    return [weight.sum().item() for weight in train(comm, e, Unrecorded(comm)).parameters()]
+        return serve(comm, e, Recorder())
+    return [weight.sum().item() for weight in train(comm, e, Recorder()).parameters()]
 
 
 @pytest.mark.parametrize("method", ["local", "elastic"])

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trained_ranks import Kept
 
 from dlpar import Experiment
+from dlpar.comm import base
 from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.data import Dataset
-from dlpar.jobs.record import DeviceClock, Recorder, Unrecorded
+from dlpar.jobs.record import DeviceClock, Recorder
 from dlpar.train import serve, train
 from dlpar.worlds.nccl import DeviceTraffic
 from dlpar.worlds.nccl import _UnderWay as UnderWay
@@ -120,7 +121,7 @@ def waits(**fields) -> list[Counter]:
     def program(comm):
         if comm.rank >= experiment.workers:
             with Watch():
-                return serve(comm, experiment, Unrecorded(comm))
+                return serve(comm, experiment, base.Recorder())
         watch = Watch()
         record = KeptWaits(comm, watch)
         with watch:

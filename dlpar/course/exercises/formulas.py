@@ -28,12 +28,12 @@ def _simulated(asked: list[Experiment]) -> list[float]:
 
 def _each_in_turn(_: object, asked: list[Experiment]) -> list[float]:
     """Simulate in this process, which has loaded torch. A rank's time is its clock at the end of a step."""
-    from dlpar.jobs.record import Unrecorded
+    from dlpar.comm import Recorder
     from dlpar.train import train
     from dlpar.worlds.simulated.run import of_experiment, run_program
 
     def seconds(experiment: Experiment) -> float:
-        program = lambda comm: (train(comm, experiment, Unrecorded(comm)), comm.now())[1]
+        program = lambda comm: (train(comm, experiment, Recorder()), comm.now())[1]
         return max(run_program(*of_experiment(experiment), program, patience=600.0))
 
     return [seconds(experiment) for experiment in asked]

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dlpar.comm import Comm
+from dlpar.comm import Comm, Recorder
 from dlpar.config.experiment import Experiment
 from dlpar.course.judge import Verdict, check, judge_on_ranks, secret, short
-from dlpar.jobs.record import Unrecorded
 from dlpar.lab.captions import listed
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.pipeline import Bar, Stuck, bubble, idle_share, timed, timeline
@@ -171,7 +170,7 @@ def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float,
     The list is empty if another rank knows the loss.
     """
 
-    class Losses(Unrecorded):
+    class Losses(Recorder):
         """Record of a stage that keeps its losses."""
 
         def step(self, step: int, loss: Any = None, **facts: Any) -> None:
@@ -183,7 +182,7 @@ def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float,
         for schedule in (lambda stage, *_: lists[stage], usual):
             losses: list[Any] = []
             SCHEDULES["1f1b"] = schedule  # only in the process of this job, which ends with it
-            train(comm, TRAINED, Losses(comm))
+            train(comm, TRAINED, Losses())
             told.append([float(loss) for loss in losses if loss is not None])
     finally:
         SCHEDULES["1f1b"] = usual

@@ -18,9 +18,9 @@ from torch import nn
 
 from dlpar import models
 from dlpar.collectives import own_chunk
+from dlpar.comm import Recorder
 from dlpar.data import load
 from dlpar.data.sampler import Sampler
-from dlpar.jobs.record import Unrecorded
 from dlpar.split import make_split
 from dlpar.split.mesh import placed
 from dlpar.split.pipeline import PipelineSplit
@@ -92,7 +92,7 @@ def prepared(comm: Comm, experiment: Experiment) -> Task:
     draw = lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     sampler = comm.world.once(f"batches of {key}", draw)
     model, place = models.build(experiment, dataset), placed(experiment, comm)
-    return Task(experiment, comm, place, model, dataset, sampler, Unrecorded(comm))
+    return Task(experiment, comm, place, model, dataset, sampler, Recorder())
 
 
 def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:

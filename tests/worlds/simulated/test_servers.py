@@ -7,8 +7,8 @@ from simulations import cluster, run, trained
 from trained_ranks import images_a_second
 
 from dlpar import Experiment
+from dlpar.comm import Recorder
 from dlpar.comm.ghost import Outline
-from dlpar.jobs.record import Unrecorded
 from dlpar.replica import Replica
 from dlpar.sync import scheme
 from dlpar.theory import Link, Servers, predict
@@ -30,7 +30,7 @@ def rounds(platform=NODES, nodes=None, **fields) -> tuple[list[float], float, fl
     def program(comm):
         group, times = comm.split(comm.rank >= workers), []
         if comm.rank >= workers:
-            return serve(comm, experiment, Unrecorded(comm))
+            return serve(comm, experiment, Recorder())
         replica = Replica(Outline.of(whole), comm)
         sync = scheme(experiment, comm, replica)
         for _ in sync.steps():
