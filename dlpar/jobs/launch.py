@@ -33,6 +33,7 @@ from dlpar.jobs.scratch import Scratch, lock, sweep
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import CALL, ORDERS, Tail, result_path
+from dlpar.jobs.unix_sockets import close_files
 from dlpar.worlds.mpiexec import environment, find_starter, on_one_host
 from dlpar.worlds.platforms import nodes_of, workload
 
@@ -45,6 +46,9 @@ _live: list[Job] = []
 
 LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 << 26, 0)}
 """Options of ``ulimit``: the limit, its minimum, and how much each process of the job adds."""
+
+CLEARING = 15.0
+"""Seconds to wait for the clean-up after a job's end: the guardian takes 10 at most, and there is a margin."""
 
 NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
 """Fields of a cluster: the value that needs a GPU, and the values allowed without a GPU."""
@@ -59,32 +63,42 @@ class Job:
 
     The job ends with the process that started the job, even if that process is killed.
 
-    Attributes
+    Parameters
     ----------
     folder : Path
         Run folder, or the folder of a function's results.
+    experiment : Experiment
+        The job's experiment.
+    held : int, optional
+        Descriptor of the folder's lock, if the caller has it; default: the job takes the lock.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment) -> None:
+    def __init__(self, folder: Path, experiment: Experiment, held: int | None = None) -> None:
         self.folder, self.launched, self._experiment = folder, time.time(), experiment
         find_starter(), idle_seconds()  # both refuse a bad setting before any file is made
         sweep()
-        scratch = Scratch.fresh()
-        # The guardian inherits the locks, so the run is live until the guardian ends, for any reason.
-        locks = [lock(folder / "lock", math.inf), lock(scratch.lock, math.inf)]
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-            pass_fds=locks,
-        )
-        for descriptor in locks:
-            os.close(descriptor)
+        scratch, locks = Scratch.fresh(), list[int]()
         try:
-            self._guardian.stdin.write(json.dumps(self._spec(scratch, experiment)).encode() + b"\n")
+            spec = json.dumps(self._spec(scratch, experiment)).encode()
+            # The guardian inherits the locks, so the run is live until the guardian ends, for any reason.
+            locks += [lock(folder / "lock", math.inf) if held is None else os.dup(held)]
+            locks += [lock(scratch.lock, math.inf)]
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=locks,
+            )
+        except BaseException:
+            scratch.remove()
+            raise
+        finally:
+            close_files(locks)
+        try:
+            self._guardian.stdin.write(spec + b"\n")
             self._guardian.stdin.flush()
         except BrokenPipeError:
             raise JobFailed("the launcher ended before the job began; is the disk full?") from None
@@ -233,7 +247,7 @@ class Job:
             so_far.add(tail.read())
         return run
 
-    def stop(self, timeout: float = 10.0, reason: str = "stopped by its owner") -> None:
+    def stop(self, timeout: float = CLEARING, reason: str = "stopped by its owner") -> None:
         """End the job and wait until nothing of it is left. Do nothing if it has ended."""
         self._tell(reason)
         with suppress(OSError, ValueError):
@@ -279,10 +293,6 @@ def _begin(folder: Path, experiment: Experiment, **calls: bytes) -> Job:
         raise
 
 
-CLEARING = 10.0
-"""Maximum seconds for which a job's guardian cleans up after the job's end."""
-
-
 def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     """Resume a run from its newest snapshot and return at once.
 
@@ -306,21 +316,20 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     from dlpar.jobs import snapshot  # imported here, because it loads torch, which a launcher does not need
 
     run = run if isinstance(run, Run) else Run(run)
-    folder, experiment, status = run.path, run.experiment, run.status
-    goes_on = run.live and status in ("queued", "starting", "running")
-    if goes_on or status == "done":
-        what = f"run: got {run.id}, which {'still goes on' if goes_on else 'is done'}"
-        raise BadExperiment(f"{what}; allowed is one that ended before its last step")
-    experiment = snapshot.Attempt(workers=workers or 0).fit(experiment)
-    check_machine(experiment)
-    attempt = snapshot.newest(folder, experiment)
+    refused = f"run: got {run.id}, which {{}}; allowed is one that ended before its last step"
+    if run.status in ("queued", "starting", "running"):
+        raise BadExperiment(refused.format("still goes on"))
     # Wait while its guardian cleans up; from then on no other process can resume the run.
-    held = lock(folder / "lock", CLEARING)
+    held = lock(run.path / "lock", CLEARING)
     if held is None:
-        raise BadExperiment(f"run: got {run.id}, which still goes on; allowed is one that has ended")
+        raise BadExperiment(refused.format("still goes on"))
     with os.fdopen(held, "w"):
-        snapshot.begin(folder, attempt)
-    return Job(folder, experiment)
+        if run.status_if(live=False) == "done":
+            raise BadExperiment(refused.format("is done"))
+        experiment = snapshot.Attempt(workers=workers or 0).fit(run.experiment)
+        check_machine(experiment)
+        snapshot.begin(run.path, snapshot.newest(run.path, experiment))
+        return Job(run.path, experiment, held)
 
 
 def _new_run_folder(experiment: Experiment) -> Path:

@@ -71,7 +71,10 @@ class Run:
     @property
     def status(self) -> str:
         """Run status: ``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost``."""
-        live = self.live  # read before the end record, which is written while the run is live
+        return self.status_if(self.live)  # read before the end record, which is written while the run is live
+
+    def status_if(self, live: bool) -> str:
+        """Return the status if a job holds this folder's lock, or if none does."""
         if end := self._end():
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):

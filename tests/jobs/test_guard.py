@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ import dlpar
 from dlpar import Experiment, Run
 from dlpar.config.paths import runtime_folder
 from dlpar.jobs import guard
+from dlpar.jobs.launch import CLEARING, Job
 from dlpar.jobs.processes import parent_of
 from dlpar.jobs.record import Recorder
 from dlpar.jobs.scratch import _memory_prefix
@@ -545,3 +547,4 @@ def test_a_killed_process_has_seconds_to_give_back_the_memory_of_its_gpu(monkeyp
     guardian.spec = {"one_host": True, "scratch": "none"}
     guardian._clean_up()
     assert time.monotonic() >= gone_at
+    assert guard.KILLED + guard.ELSEWHERE + 2 < CLEARING == signature(Job.stop).parameters["timeout"].default

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.config.rules import RULES
-from dlpar.jobs.scratch import Scratch
+from dlpar.jobs.launch import Job
+from dlpar.jobs.scratch import Scratch, is_locked
 from dlpar.worlds import mpiexec
 from jobs.test_guard import leftovers
 
@@ -225,6 +226,19 @@ def test_no_experiment_hangs_it_is_refused_or_it_finishes(fields):
     assert run.status == "done", json.dumps(fields)
     assert run.summary["steps"] == experiment.steps
     assert not any(psutil.pid_exists(pid) for pid in run.ranks["pid"])
+
+
+def test_a_refused_job_leaves_no_guardian_no_lock_and_no_folder(monkeypatch, tmp_path):
+    def refuses(job, scratch, experiment):
+        raise mpiexec.NoMPI("none here")
+
+    monkeypatch.setenv("DLPAR_RUNTIME", str(tmp_path))
+    monkeypatch.setattr(Job, "_spec", refuses)
+    before = set(psutil.Process().children())
+    with pytest.raises(mpiexec.NoMPI) as caught:  # its traceback keeps the job's object
+        Job(tmp_path, Experiment())
+    assert caught.value and set(psutil.Process().children()) == before
+    assert not is_locked(tmp_path) and not [*tmp_path.glob("job-*")]
 
 
 def test_a_hostfile_that_is_no_plain_file_is_refused(tmp_path):

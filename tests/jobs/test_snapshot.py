@@ -14,11 +14,15 @@ from conftest import eventually
 
 import dlpar
 from dlpar.config.schema import BadExperiment
+from dlpar.jobs import snapshot
+from dlpar.jobs.launch import Job
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
+from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken
 from dlpar.jobs.tail import attempts_in
 from dlpar.sync.membership import resized
+from dlpar.worlds.mpiexec import NoMPI
 
 STEPS, DIES = 24, 0.8
 SMALL = {"name": "mlp", "width": 16, "depth": 3}
@@ -196,6 +200,29 @@ def test_a_torn_or_changed_snapshot_is_passed_over(tmp_path):
         shard(run.path, step, 0).unlink()
     with pytest.raises(BadExperiment, match=r"^run: got cut, allowed is .*after step 8 is refused: rank-0"):
         newest(run.path, experiment)
+
+
+def test_no_other_process_gets_in_between_the_decision_to_resume_and_the_new_job(monkeypatch, tmp_path):
+    run, _ = cut_off(tmp_path)
+    held = []
+
+    def looks(call):
+        def called(*arguments):
+            held.append((call.__name__, is_locked(run.path)))
+            return call(*arguments)
+
+        return called
+
+    def refuses(job, scratch, experiment):
+        held.append(("_spec", is_locked(run.path)))
+        raise NoMPI("none here")
+
+    for name in ("newest", "begin"):
+        monkeypatch.setattr(snapshot, name, looks(getattr(snapshot, name)))
+    monkeypatch.setattr(Job, "_spec", refuses)
+    with pytest.raises(NoMPI, match="none here"):
+        dlpar.resume(run)
+    assert held == [("newest", True), ("begin", True), ("_spec", True)] and not run.live
 
 
 def test_a_snapshot_of_another_run_is_refused_in_a_sentence(tmp_path):
