@@ -9,6 +9,7 @@ from dlpar.systems.record import PARITY, Figure, Program, Runs, System, by_sizes
 from dlpar.theory import predict
 
 FUSED = {"scheme": "ring", "overlap": True, "bucket_mb": 64}
+ONE_STEP = {"batch": 64, "steps": 1, "sync": FUSED}
 MODELS = {"inception3": 0.90, "resnet101": 0.90, "vgg16": 0.68}
 """Horovod's efficiencies on 512 GPUs."""
 
@@ -25,17 +26,14 @@ def _horovod() -> dict[str, Experiment | Program]:
     }
     for model in TCP:
         for gpus in (1, 128):
-            found[f"{model}, {gpus}"] = by_sizes(
-                "p100-25gbe", model, workers=gpus, batch=64, steps=1, sync=FUSED
-            )
+            found[f"{model}, {gpus}"] = by_sizes("p100-25gbe", model, workers=gpus, **ONE_STEP)
         found[f"{model}, servers"] = by_sizes("p100-25gbe", model, sync=servers, **small)
     return found | same_as_alone(sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02})
 
 
 def _predicted(model: str) -> float:
     """Return the closed-form efficiency on 512 GPUs. Simulations agree to four digits."""
-    fields = dict(batch=64, steps=1, sync=FUSED)
-    steps = [predict(by_sizes("horovod", model, workers=n, **fields)) for n in (1, 512)]
+    steps = [predict(by_sizes("horovod", model, workers=n, **ONE_STEP)) for n in (1, 512)]
     return steps[0].seconds / steps[1].seconds
 
 

@@ -9,10 +9,8 @@ from dlpar.systems.servers import SLOW, learning, learns
 
 def _dpsgd() -> dict[str, Experiment]:
     ways = {"ring of neighbours": "gossip", "one server": {"scheme": "ps"}}
-    found = {
-        name: by_sizes("k80-1gbe", "resnet50", workers=112, batch=32, steps=3, sync=way)
-        for name, way in ways.items()
-    }
+    big = dict(workers=112, batch=32, steps=3)
+    found = {name: by_sizes("k80-1gbe", "resnet50", **big, sync=way) for name, way in ways.items()}
     return found | {"training": learning({"scheme": "gossip", "order": "combine_then_adapt"})}
 
 

@@ -15,7 +15,7 @@ from dlpar.lab import theme
 from dlpar.lab.figure import Figure, blank, captioned
 from dlpar.lab.labels import labels
 from dlpar.lab.panel import compare
-from dlpar.systems.record import BadSystem, System, find
+from dlpar.systems import SYSTEMS, BadSystem, System, find
 from dlpar.systems.record import compare as compare_figures
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ def field(lab: str, slide: bool = False) -> Markdown:
 
 def _all() -> list[dict[str, Any]]:
     """Return all records as works, for lab 11."""
-    from dlpar.systems import SYSTEMS
-
     rows = []
     for each in SYSTEMS:
         numbers = [f"{f.what}: {f.published:g}" for f in each.figures if f.basis != "shape"]
@@ -85,8 +83,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markdown:
 
 
 def _here(name: str | None, in_short: bool = False) -> str:
-    from dlpar.systems import SYSTEMS
-
     if name is None:
         return "—"
     missing = "" if in_short else find(name, SYSTEMS).missing
@@ -130,8 +126,6 @@ def field_map(
     systems : sequence of System, optional
         Default: all.
     """
-    from dlpar.systems import SYSTEMS
-
     listed = [yours] if isinstance(yours, Experiment) else list(yours)
     entries = [(each.title, place(each)) for each in systems or SYSTEMS]
     names = [f"yours: {name}" for name in labels(listed)] if len(listed) > 1 else ["yours"]
@@ -202,8 +196,6 @@ def system_panel(name: str) -> Comparison:
     BadSystem
         If no system has that name, or if the system runs programs instead of experiments.
     """
-    from dlpar.systems import SYSTEMS
-
     system = find(name, SYSTEMS)
     experiments = {key: each for key, each in system.experiments().items() if isinstance(each, Experiment)}
     if not experiments:
@@ -218,8 +210,6 @@ def choose_system(name: str = "rudra") -> VBox:
     """Show a list of all systems, with the panel of the chosen system below."""
     from ipywidgets import Dropdown, VBox
 
-    from dlpar.systems import SYSTEMS
-
     train = [
         each for each in SYSTEMS if any(isinstance(own, Experiment) for own in each.experiments().values())
     ]
@@ -232,8 +222,6 @@ def choose_system(name: str = "rudra") -> VBox:
 
 def published(name: str, runs: Sequence[Run]) -> Markdown:
     """Show a system's published figures beside its runs' figures, in the order of its experiments."""
-    from dlpar.systems import SYSTEMS
-
     system = find(name, SYSTEMS)
     found = compare_figures(system, dict(zip(system.experiments(), runs)))
     held = {True: "yes", False: "**no**", None: "not judged"}

@@ -15,10 +15,8 @@ SLICES = {"zero": 1}
 
 
 def _mapreduce() -> dict[str, Experiment]:
-    steps = {
-        f"{n} workers": by_sizes("cpu-1gbe", "alexnet", workers=n, batch=16, steps=3, sync=COLLECT)
-        for n in (4, 16)
-    }
+    big = dict(batch=16, steps=3, sync=COLLECT)
+    steps = {f"{n} workers": by_sizes("cpu-1gbe", "alexnet", workers=n, **big) for n in (4, 16)}
     return same_as_alone(model="logistic", sync=COLLECT) | steps
 
 
@@ -27,11 +25,8 @@ def _spark() -> dict[str, Any]:
     big = {name: by_sizes("cpu-10gbe", "alexnet", workers=64, batch=16, steps=2, sync={**SPARK, **way})
            for name, way in ways.items()}  # fmt: skip
     same = same_as_alone(model="logistic", workers=9, batch=63, sync=SPARK)
-    return (
-        same
-        | big
-        | {"textFile, map, groupByKey, join": program("jobs_of_a_driver:counted", LINES, WORDS, 2, ranks=4)}
-    )
+    stages = program("jobs_of_a_driver:counted", LINES, WORDS, 2, ranks=4)
+    return same | big | {"textFile, map, groupByKey, join": stages}
 
 
 LINES, WORDS = ("a b a c", "b b d a", "c d d d"), "abcd"
@@ -49,13 +44,11 @@ def _scheduled(workers: int, driver: float = 4e8) -> Any:
 
 
 def _bigdl() -> dict[str, Any]:
-    slices = {
-        n: by_sizes("cpu-10gbe", "inception3", workers=n, batch=32, steps=2, split=SLICES)
-        for n in (1, 16, 96)
-    }
+    big = dict(batch=32, steps=2, split=SLICES)
+    slices = {f"{n} nodes": by_sizes("cpu-10gbe", "inception3", workers=n, **big) for n in (1, 16, 96)}
     jobs = {f"{2 * n} tasks": _scheduled(n) for n in (50, 250)}
     jobs["500 tasks, free driver"] = _scheduled(250, 0.0)
-    return same_as_alone(split=SLICES) | {f"{n} nodes": each for n, each in slices.items()} | jobs
+    return same_as_alone(split=SLICES) | slices | jobs
 
 
 SYSTEMS = (

@@ -132,9 +132,8 @@ def _on_paper(
 ) -> float:
     """Return the samples per second of a model with layers that `model` devices share."""
     given = layers, model, batch, slower
-    return batch / max(
-        program("on_paper:seconds", *given, ranks=devices, platform=platform, messages="sizes")()
-    )
+    step = program("on_paper:seconds", *given, ranks=devices, platform=platform, messages="sizes")
+    return batch / max(step())
 
 
 def _speech(machines: int) -> float:
@@ -156,15 +155,11 @@ def _mariana() -> dict[str, Experiment | Program]:
 
 
 def _caffe() -> dict[str, Experiment | Program]:
-    executors = {
-        f"{nodes} executors of 4": by_sizes(
-            "p100-25gbe", "resnet50", workers=4 * nodes, batch=64, steps=3, sync={**DEVICES, "node_size": 4}
-        )
-        for nodes in (1, 8)
-    }
+    big = dict(batch=64, steps=3, sync={**DEVICES, "node_size": 4})
+    nodes = {f"{n} executors of 4": by_sizes("p100-25gbe", "resnet50", workers=4 * n, **big) for n in (1, 8)}
     slices = {f"slices, {name}": each for name, each in same_as_alone(split={"zero": 1}).items()}
     sums = same_as_alone(sync={**DEVICES, "node_size": 2})
-    return executors | slices | sums | {"features": program("features:extract_and_classify", ranks=4)}
+    return nodes | slices | sums | {"features": program("features:extract_and_classify", ranks=4)}
 
 
 def _adam() -> dict[str, Experiment]:

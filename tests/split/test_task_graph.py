@@ -13,8 +13,18 @@ from simulations import LINK, cluster
 from simulations import run as on_ranks
 
 from dlpar import spmd
-from dlpar.split.task_graph import From, Task, depth, run, schedule, stages, to_the_end, work
-from dlpar.systems.jobs_of_a_driver import two_jobs, word_count
+from dlpar.split.task_graph import (
+    From,
+    Task,
+    depth,
+    run,
+    schedule,
+    stages,
+    to_the_end,
+    two_jobs,
+    word_count,
+    work,
+)
 from dlpar.worlds.platforms import Device, Link
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.cluster import await_workers, launch_workers, run_cluster, stop_workers
+from dlpar.systems.clusters import await_workers, launch_workers, run_cluster, stop_workers
 
 PARAMETER_SERVER = """
 import json, os
