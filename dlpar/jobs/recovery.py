@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.record import Recorder
-from dlpar.jobs.snapshot import Attempt, Keeper, Orders, State, recut
+from dlpar.jobs.snapshot import Attempt, Keeper, Orders, State, recut, remove_sets, written
 from dlpar.sync.membership import CannotGoOn, Crew, reseated
 from dlpar.train import serve, train
 
@@ -36,20 +36,24 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
     usual, experiment = experiment.workers - experiment.backup, attempt.fit(experiment)
     orders = Orders(folder, experiment, rank, attempt.number)
     crew = Crew(tuple(range(experiment.ranks)), experiment)
-    keeper, state, lost = None, None, False
+    state = attempt.state(folder, experiment, rank)
+    keeper, lost = None, False
     while True:
         try:
             if lost:
                 noticed, before = record.now(), crew
+                written()  # from now on, no survivor writes a shard
                 comm = comm.world.survivors(comm)
-                comm, crew, state = regroup(comm, crew, rank, keeper)
+                if comm.rank == 0:
+                    remove_sets(folder, lambda _, is_complete: not is_complete)
+                comm, crew, state = regroup(comm, crew, rank, keeper, state)
                 tell(record, keeper, before, crew, state, noticed)
                 keeper, lost = None, False
             e, seat = crew.experiment, crew.seats.index(rank)
             team = comm.split(int(seat >= e.members), seat) if e.spare_ranks else comm
             if seat < e.members:
                 record.join(team, e.workers - e.backup, usual)
-                keeper = Keeper(folder, e, record, seat, attempt, orders, state)
+                keeper = Keeper(folder, e, record, seat, orders, state)
                 (train if seat < e.workers else serve)(team, e, record, keeper)
                 keeper.close()
             else:
@@ -64,21 +68,30 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
 
 
 class Standing(NamedTuple):
-    """State of a rank when it learns of a death: its first rank, its crew, and its steps."""
+    """Standing of a rank when it learns of a death.
+
+    It has the rank's first number, its crew, its steps, and whether the rank was at work, not restarting.
+    """
 
     rank: int
     crew: Crew
     own: int = -1
     done: int = -1
+    works: bool = False
 
 
-def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[Comm, Crew, State | None]:
-    """Agree with the survivors on a new crew, and on the state from which this rank continues. Collective."""
-    state, standing = None, Standing(rank, crew)
-    if keeper is not None and keeper.is_whole:
-        own, done = keeper.standing()
-        state, standing = State.of(keeper.parts, own, done), Standing(rank, crew, own, done)
-    standings = comm.broadcast(comm.gather(standing))
+def regroup(
+    comm: Comm, crew: Crew, rank: int, keeper: Keeper | None, state: State | None
+) -> tuple[Comm, Crew, State | None]:
+    """Agree with the survivors on a new crew, and on the state from which this rank continues. Collective.
+
+    A rank that was still restarting has the `state` from which it restarted.
+    """
+    works = keeper is not None and keeper.is_whole
+    if works:
+        state = State.of(keeper.parts, *keeper.standing())
+    own, done = (state.own, state.done) if state else (-1, -1)
+    standings = comm.broadcast(comm.gather(Standing(rank, crew, own, done, works)))
     crew = max((each.crew for each in standings), key=lambda crew: crew.generation)
     left = [each.rank for each in standings]
     new = reseated(crew, left)
@@ -88,16 +101,21 @@ def regroup(comm: Comm, crew: Crew, rank: int, keeper: Keeper | None) -> tuple[C
     workers, seat = by_seat[: e.workers], new.seats.index(rank)
     servers = crew.seats[crew.experiment.workers : crew.experiment.members]
     steps = [each.done for each in standings if each.rank in servers] or [each.done for each in workers]
-    done = min(steps) if servers and not e.sync.runs_free else max(steps)
-    if done < 0 < max(steps):
-        raise CannotGoOn("a server died before it had its range of the weights")
-    if done < 0:  # the death came before any rank had begun
+    if all(max(each.own, each.done) <= 0 for each in standings):  # the death came before any step
         return comm, new, None
+    if servers and min(steps) < 0:
+        raise CannotGoOn("a rank died before each server had its range of the weights")
+    at_work = {each.rank for each in standings if each.works}
+    if any(
+        dead not in left and heir not in at_work for dead, heir in zip(servers, servers[1:] + servers[:1])
+    ):
+        raise CannotGoOn("a server died before its successor had a copy of its range of the weights")
+    done = min(steps) if servers and not e.sync.runs_free else max(steps)
     held: dict[int, State] = {}
     if rank in servers:
-        for part in () if e.sync.runs_free else keeper.parts.values():
+        for part in keeper.parts.values() if works and not e.sync.runs_free else ():
             part.go_back(done)
-        place, state = servers.index(rank), State.of(keeper.parts, done, done)
+        place, state = servers.index(rank), State.of(keeper.parts, done, done) if works else state
         held = {place: state}
         if servers[place - 1] not in left:
             copies = {name: part.copy for name, part in keeper.parts.items()}
@@ -125,7 +143,8 @@ def tell(
     record: Recorder, keeper: Keeper | None, before: Crew, crew: Crew, state: State | None, noticed: float
 ) -> None:
     """Record the dead ranks, the step where the others continue, and this worker's interrupted step."""
-    part = keeper.parts.get("part") if keeper and state and state.done == keeper.done + 1 else None
+    has_stopped = keeper and keeper.is_whole and state and state.done == keeper.done + 1
+    part = keeper.parts.get("part") if has_stopped else None
     if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.
         facts = {**keeper.parts["sync"].facts(), **record.traffic.take()}

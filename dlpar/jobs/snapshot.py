@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -179,16 +179,19 @@ def shard(folder: Path, step: int, rank: int) -> Path:
     return folder / SNAPSHOTS / f"step-{step:08d}" / f"rank-{rank}.safetensors"
 
 
-def holder(e: Experiment, rank: int) -> int:
-    """Return the rank whose shard contains a rank's state.
+def holders(e: Experiment) -> list[int]:
+    """Return, for each rank with state, the rank whose shard contains this state.
 
     Replicas that add up their gradients are equal after each step, and the first replica writes the state of all.
     """
+    held = list(range(e.members))
     summed = e.sync.sends_gradients and not (e.sync.has_driver or e.sync.server_ranks)
     differ = e.compression.codec != "none" or e.averaging.method != "none" or e.model.norm == "batch"
-    if not summed or differ or getattr(e.split, "zero", 0) or e.delays.stall:
-        return rank
-    return next(group[0] for group in groups(sizes_of(e), "data") if rank in group)
+    if summed and not (differ or getattr(e.split, "zero", 0) or e.delays.stall):
+        for first, *others in groups(sizes_of(e), "data"):
+            for rank in others:
+                held[rank] = first
+    return held
 
 
 def newest(folder: Path, experiment: Experiment) -> Attempt:
@@ -270,22 +273,25 @@ class Attempt(NamedTuple):
         return experiment if is_same else resized(experiment, self.workers)
 
     def state(self, folder: Path, experiment: Experiment, rank: int) -> State | None:
-        """Return the initial state of a rank, or None in a first attempt.
+        """Return the initial state of a rank, or None for a spare and in a first attempt.
 
         With another number of workers, flat ranges of ZeRO are cut again, and servers keep their state.
         Other workers take the common state of one replica. In gossip, each takes the whole state of one
         replica.
         """
-        if not self.number:
+        if not self.number or rank >= experiment.members:
             return None
         read = lambda rank: State.read(shard(folder, self.step, rank))
         if self.held == self.workers:
-            return read(holder(experiment, rank))
-        if rank >= self.workers:
-            return read(rank - self.workers + self.held)
-        if getattr(experiment.split, "zero", 0):
-            return recut([read(old) for old in range(self.held)], self.workers, rank)
-        return read(0 if experiment.sync.sends_gradients else rank % self.held)
+            state = read(holders(experiment)[rank])
+        elif rank >= self.workers:
+            state = read(rank - self.workers + self.held)
+        elif getattr(experiment.split, "zero", 0):
+            state = recut([read(old) for old in range(self.held)], self.workers, rank)
+        else:
+            state = read(0 if experiment.sync.sends_gradients else rank % self.held)
+        state.done = self.step  # workers that run free may have done more
+        return state
 
 
 def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
@@ -316,7 +322,7 @@ def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
 
 
 def begin(folder: Path, attempt: Attempt) -> None:
-    """Rename the records of earlier attempts, and store the next attempt's start."""
+    """Rename the records of earlier attempts, store the next attempt's start, and remove what it does not use."""
     attempts = attempts_in(folder)
     ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
     began = max(ends, default=Attempt.of(folder).began)
@@ -325,6 +331,18 @@ def begin(folder: Path, attempt: Attempt) -> None:
         (folder / name).rename(folder / f"{source_of(name)}.{attempt.number - 1}.jsonl")
     for name in ("summary.json", REFUSAL, ORDERS):
         (folder / name).unlink(missing_ok=True)
+    remove_sets(folder, lambda step, is_complete: step > attempt.step or not is_complete)
+
+
+def remove_sets(folder: Path, is_unwanted: Callable[[int, bool], bool]) -> None:
+    """Remove sets of shards by step and by whether they are complete.
+
+    Shards of an abandoned set would complete a later set of the same step with an older state.
+    """
+    for found in (folder / SNAPSHOTS).glob("step-*"):
+        if is_unwanted(int(found.name.removeprefix("step-")), (found / MANIFEST).exists()):
+            (found / MANIFEST).unlink(missing_ok=True)  # first: from now on it is no snapshot
+            shutil.rmtree(found, ignore_errors=True)
 
 
 # ---- what a rank does ------------------------------------------------------------------
@@ -383,12 +401,10 @@ class Keeper(comm.Keeper):
         Records each snapshot: a span for the copy that a step waits for, an event for the rest.
     rank : int
         Number of the rank in the job.
-    attempt : Attempt
-        The attempt, with its start.
     orders : Orders
         Death of this rank on request, and orders to it.
     state : State, optional
-        State to resume from; default: the attempt's snapshot.
+        State to resume from; default: the beginning.
     """
 
     def __init__(
@@ -397,17 +413,14 @@ class Keeper(comm.Keeper):
         experiment: Experiment,
         record: Recorder,
         rank: int,
-        attempt: Attempt,
         orders: Orders,
         state: State | None = None,
     ) -> None:
         self.folder, self.experiment, self.record, self.rank = folder, experiment, record, rank
-        self.state = state or attempt.state(folder, experiment, rank)
-        self.shards = sorted({holder(experiment, each) for each in range(experiment.members)})
+        self.state, self.resumed, self.orders = state, state is not None, orders
         self.every = experiment.snapshot.every
-        self.resumed, self.orders = self.state is not None, orders
-        self.own = self.state.own if self.state else 0
-        self.done = state.done if state else attempt.step
+        self.shards = sorted(set(holders(experiment))) if self.every else []
+        self.own, self.done = (state.own, state.done) if state else (0, 0)
         self.parts: dict[str, Any] = {}
         self._last = self.done  # number of global steps when the last snapshot was due
         self._copied = self._writing = None  # the last copy and its step, before and while it is written
@@ -441,8 +454,12 @@ class Keeper(comm.Keeper):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this rank's state is complete, so that any rank can continue from it."""
-        return "sync" in self.parts or any(name.startswith("bucket") for name in self.parts)
+        """Return whether this rank's state is complete, so that any rank can continue from it.
+
+        A server that restarts counts its steps only when it has its range and its copy.
+        """
+        servers = [part.done for name, part in self.parts.items() if name.startswith("bucket")]
+        return "sync" in self.parts or (bool(servers) and min(servers) >= min(1, self.done))
 
     def standing(self) -> tuple[int, int]:
         """Return the own and the global steps in this rank's weights, including an unrecorded step."""
@@ -480,7 +497,4 @@ class Keeper(comm.Keeper):
         manifest = {"step": step, "workers": e.workers, "shards": self.shards, "of": identity(e)}
         whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
-        for old in (self.folder / SNAPSHOTS).glob("step-*"):
-            if int(old.name.removeprefix("step-")) < min(kept):
-                (old / MANIFEST).unlink(missing_ok=True)  # first: from now on it is no snapshot
-                shutil.rmtree(old, ignore_errors=True)
+        remove_sets(self.folder, lambda step, _: step < min(kept))

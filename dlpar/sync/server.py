@@ -46,8 +46,6 @@ class Server:
     """
 
     kept: tuple[str, ...] = ("weights", "optimizer", "version", "clock")
-    copy: Server | None = None
-    """Copy of another server's range."""
 
     def __init__(
         self,
@@ -218,8 +216,6 @@ class Chained(Server):
     replication after aggregation).
     """
 
-    copy: Server
-
     def __init__(
         self, keys: int, servers: Sequence[int], comm: Comm, clients: Sequence[int], *given: Any
     ) -> None:
@@ -227,6 +223,7 @@ class Chained(Server):
         place = servers.index(comm.rank)
         self.predecessor, self.successor = servers[place - 1], servers[(place + 1) % len(servers)]
         self.copy = Server(comm, clients, comm.packet(keys, self.weights.dtype), *given[1:])
+        self.copy.pushes = -self.total  # its range has not come yet
         self.unconfirmed: list[Request] = []
 
     def form(self) -> None:
@@ -236,6 +233,7 @@ class Chained(Server):
                 shape = self.copy.weights.shape * mine.dim()
                 theirs = self.copy.optimizer.state[name] = mine.new_empty(shape)
                 self._pass_on(mine, theirs)
+        self.copy.pushes = 0
 
     def _pass_on(self, mine: Tensor, theirs: Tensor) -> None:
         self.comm.sendrecv(mine, self.successor, theirs, self.predecessor, self.first_tag + Kind.UPDATE)
@@ -447,8 +445,8 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
             done = block * min(server.done for server in servers.values())
             keeper.after(done, done, at_end)
 
-        for bucket, server in servers.items():
-            keeper.hold(**{f"bucket {bucket}": server})
+        keeper.hold(**{f"bucket {bucket}": server for bucket, server in servers.items()})
+        for server in servers.values():
             server.form()
         for server in servers.values() if keeper.resumed else ():
             server.resume(keeper.done // block)

@@ -14,8 +14,12 @@ import pytest
 import dlpar
 from dlpar import Experiment
 from dlpar.config.schema import BadExperiment
+from dlpar.jobs import recovery
 from dlpar.jobs.diagnosis import pids_of
 from dlpar.jobs.processes import parent_of
+from dlpar.jobs.rank import simulate
+from dlpar.jobs.run import Run
+from dlpar.jobs.snapshot import Keeper, shard
 from dlpar.jobs.tail import lines_of
 from dlpar.sync.membership import CannotGoOn, Crew, reseated
 from tests.jobs.test_guard import eventually, guardians
@@ -223,6 +227,68 @@ def test_random_deaths_by_a_signal_stop_nobody_else():
     print("load", os.getloadavg())
     assert not wrong, "\n".join(wrong)
     assert max(seconds["shrink"], default=0) < SOON and max(seconds["spare"], default=0) < 2 * SOON
+
+
+class DiesAgain(Keeper):
+    """Kills the rank on one seat when it restarts, before any rank has its whole state."""
+
+    seat = 2
+
+    def hold(self, **parts):
+        if self.state is not None and self.experiment.members > self.members - 2:
+            if self.rank == self.seat:
+                self.record.comm.world.before_death("the second death")
+            if not self.experiment.sync.server_ranks:
+                self.record.comm.barrier()
+        super().hold(**parts)
+
+
+AGAIN = {
+    "ring": ({}, 2),
+    "mapreduce": ({"sync": "mapreduce"}, 2),
+    "gossip": ({"sync": {"scheme": "gossip", "topology": "complete"}}, 2),
+    "ps": ({"sync": PS | {"servers": 2, "replicas": 1}}, 2),
+    "ps, asp": ({"sync": PS | {"servers": 2, "replicas": 1, "consistency": "asp"}}, 2),
+    "ps, a server": ({"sync": PS | {"servers": 2, "replicas": 1}}, 3),
+}
+
+
+def dying_again(monkeypatch, folder, changes, seat):
+    """The exit status and the run of a simulation in which a second rank dies while the others restart."""
+    experiment = dying({1: 0.5}, cluster={"world": "simulated"}, **changes)
+    monkeypatch.setattr(DiesAgain, "seat", seat)
+    monkeypatch.setattr(DiesAgain, "members", experiment.members, raising=False)
+    monkeypatch.setattr(recovery, "Keeper", DiesAgain)
+    (folder / "experiment.json").write_text(experiment.to_json())
+    return simulate(folder, experiment), Run(folder)
+
+
+@pytest.mark.parametrize("changes, seat", [*AGAIN.values()][:-1], ids=[*AGAIN][:-1])
+def test_a_second_death_during_the_restart_loses_no_step(changes, seat, monkeypatch, tmp_path):
+    status, run = dying_again(monkeypatch, tmp_path, changes, seat)
+    assert status == 0, run.errors
+    assert {rank for rank, _ in deaths(run)} == {1, 3} and min(workers for _, workers in deaths(run)) == 2
+    assert run.events.query("name == 'death'")["step"].min() >= STEPS // 2 - 1
+    assert abs(run.summary["steps"] - STEPS) <= run.experiment.sync.runs_free
+    assert run.steps[["rank", "step"]].duplicated().sum() == 0
+    if not run.experiment.sync.runs_free and run.experiment.sync.scheme != "gossip":
+        alone = run.experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
+        assert np.allclose(run.curve["loss"], dlpar.launch(alone).wait().curve["loss"], rtol=0, atol=1e-9)
+
+
+def test_a_server_that_dies_before_its_successor_has_a_copy_ends_the_job_in_a_sentence(monkeypatch, tmp_path):
+    status, run = dying_again(monkeypatch, tmp_path, *AGAIN["ps, a server"])
+    assert status == 1 and {error["type"] for error in run.errors.values()} == {"CannotGoOn"}
+    assert "a server died before its successor had a copy" in next(iter(run.errors.values()))["message"]
+
+
+def test_shards_from_before_a_death_complete_no_later_snapshot(tmp_path):
+    experiment = dying({1: 0.5}, cluster={"world": "simulated"})
+    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    old = shard(tmp_path, STEPS, 0)
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"of the larger crew")
+    assert simulate(tmp_path, experiment) == 0 and not old.exists()
 
 
 def test_what_nobody_else_has_ends_the_job_in_a_sentence():

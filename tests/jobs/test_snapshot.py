@@ -21,6 +21,7 @@ from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken
 from dlpar.jobs.tail import attempts_in
+from dlpar.split.mesh import groups
 from dlpar.sync.membership import resized
 from dlpar.worlds.mpiexec import NoMPI
 
@@ -200,6 +201,26 @@ def test_a_torn_or_changed_snapshot_is_passed_over(tmp_path):
         shard(run.path, step, 0).unlink()
     with pytest.raises(BadExperiment, match=r"^run: got cut, allowed is .*after step 8 is refused: rank-0"):
         newest(run.path, experiment)
+
+
+def test_an_attempt_mixes_no_shards_of_the_one_before_it(tmp_path):
+    run, experiment = cut_off(tmp_path)
+    torn, alone = shard(run.path, 16, 1), shard(run.path, 24, 0)
+    alone.parent.mkdir()
+    alone.write_bytes(torn.read_bytes())
+    torn.write_bytes(b"torn")
+    begin(run.path, newest(run.path, experiment))
+    assert run.snapshots == [8] and [path.name for path in (run.path / "snapshots").iterdir()] == [
+        "step-00000008"
+    ]
+
+
+def test_who_writes_shards_is_found_once_and_only_if_there_are_snapshots(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(snapshot, "groups", lambda *given: asked.append(given) or groups(*given))
+    for every, calls in ((0, 0), (8, 4)):
+        experiment = trained(snapshot={"every": every, "keep": 9}, steps=8)
+        assert simulated(tmp_path / str(every), experiment)[0] == 0 and len(asked) == calls
 
 
 def test_no_other_process_gets_in_between_the_decision_to_resume_and_the_new_job(monkeypatch, tmp_path):
