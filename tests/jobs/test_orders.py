@@ -45,7 +45,11 @@ def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
     job.stop()
     assert job.run.events.query("name == 'ordered'")["factor"].tolist() == [5.0, 1.0]
     during, after = computing
-    assert 2.2 < during[1] / during[0] < 6 and 0.5 < after[1] / after[0] < 2  # 5 and 1, beside other programs
+    slowed, restored = during[1] / during[0], after[1] / after[0]
+    if world == "real":
+        assert 2.2 < slowed < 6 and 0.5 < restored < 2  # other programs use the cores, too
+    else:
+        assert slowed == pytest.approx(5, rel=1e-3) and restored == pytest.approx(1, rel=1e-3)
 
 
 @pytest.mark.parametrize("world", ["paced", "simulated"])
@@ -55,7 +59,7 @@ def test_a_rank_on_its_own_clock_stalls_for_some_seconds_of_it(world):
     job.wait_steps(job.run.summary["steps"] + 15)
     job.stop()
     taken = seconds_of_steps(job.run, 2)
-    assert taken.max() == pytest.approx(1.51, abs=0.05) and (taken > 1).sum() == 1
+    assert taken.max() == pytest.approx(1.51, abs=1e-3) and (taken > 1).sum() == 1
 
 
 def test_a_real_rank_stops_for_a_while_and_the_job_goes_on():

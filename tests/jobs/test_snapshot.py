@@ -49,11 +49,21 @@ def simulated(folder, experiment):
     return status, Run(folder)
 
 
-def weights(run, step=STEPS):
-    """Weights in each shard; equal replicas share one."""
-    found = sorted(shard(run.path, step, 0).parent.glob("*.safetensors"))
-    tensors = [State.read(path).tensors for path in found]
-    return [t["part.replica.weights"] for t in tensors if "part.replica.weights" in t]
+def states(run, step=STEPS):
+    """Every tensor in the shards of a snapshot, without copies of a centre, of no use after the last step.
+
+    Nobody waits for the slowest in the last step, so these copies differ from run to run.
+    """
+    paths = sorted(shard(run.path, step, 0).parent.glob("*.safetensors"))
+    found = {(path.name, name): t for path in paths for name, t in State.read(path).tensors.items()}
+    return {key: t for key, t in found.items() if not key[1].endswith("agreed")}
+
+
+def same_states(run, other, step=STEPS):
+    """Whether two runs have the same tensors in a snapshot, with the same numbers."""
+    ends = [states(each, step) for each in (run, other)]
+    assert ends[0]
+    return ends[0].keys() == ends[1].keys() and all(map(torch.equal, *(end.values() for end in ends)))
 
 
 def pipeline(schedule, stages=2, **more):
@@ -117,7 +127,7 @@ def test_a_resumed_run_has_losses_and_weights_of_one_never_interrupted(changes, 
     status, resumed = simulated(tmp_path / "cut", dying)
     assert status == 0
     assert resumed.curve["loss"].tolist() == whole.curve["loss"].tolist()
-    assert all(map(torch.equal, weights(resumed), weights(whole)))
+    assert same_states(resumed, whole)
     tests = ["step", "accuracy", "loss"]
     again = resumed.evals.drop_duplicates("step", keep="last")
     assert again[tests].to_numpy().tolist() == whole.evals[tests].to_numpy().tolist()
@@ -322,7 +332,19 @@ MOMENTS = {
     "while a shard is written": is_writing,
     "before the manifest": lacks_its_manifest,
 }
-VICTIMS = ("a rank", "all ranks", "the launcher")
+KILLED = ("failed", r"rank \d was killed by SIGKILL")
+VICTIMS = {"a rank": KILLED, "all ranks": KILLED, "the launcher": ("stopped", "")}
+"""Status of the attempt and words of the failure, by victim."""
+
+
+def wait_for(moment, run):
+    """Wait without a pause until a job is at a moment that soon passes."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError):  # an old snapshot went meanwhile
+            if MOMENTS[moment](run):
+                return
+    raise AssertionError(f"no moment was {moment}")
 
 
 def kill(job, moment, victim):
@@ -332,10 +354,8 @@ def kill(job, moment, victim):
         dlpar.resume(job.run)
     pids = [int(pid) for pid in job.run.ranks["pid"]]
     time.sleep(random.uniform(0.0, 0.2))
-    deadline = time.monotonic() + 5
-    with suppress(FileNotFoundError):  # an old snapshot has gone: it is a random moment, too
-        while MOMENTS[moment] and not MOMENTS[moment](job.run) and time.monotonic() < deadline:
-            pass
+    if MOMENTS[moment]:
+        wait_for(moment, job.run)
     if victim == "the launcher":
         job._guardian.kill()
     for pid in {"a rank": random.sample(pids, 1), "all ranks": pids}.get(victim, ()):
@@ -360,9 +380,10 @@ def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
     experiment = trained(**{**usual, **changes})
     whole = dlpar.launch(experiment.replace(delays="none")).wait() if bsp else None
     job = dlpar.launch(experiment)
-    moment, victim = [*MOMENTS][number % 3], VICTIMS[number // 3 % 3]
+    moment, victim = [*MOMENTS][number % 3], [*VICTIMS][number // 3 % 3]
+    ended, words = VICTIMS[victim]
     kill(job, moment, victim)
-    with pytest.raises(dlpar.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match=words):
         job.wait()
     eventually(lambda: not job.run.live, 20, "the guardian has ended after its launcher")
     newest, earlier = (
@@ -372,25 +393,15 @@ def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
     run = dlpar.resume(job.run).wait()
     assert run.path == job.folder and run.status == "done"
     assert run.curve["step"].tolist() == list(range(LONG)) and run.attempts["first"].tolist() == [0, newest]
+    assert run.attempts["status"].tolist() == [ended, "done"]
     kept = [(run.path / name).read_bytes() for name in attempts_in(run.path)[0] if name.startswith("rank")]
     assert sorted(kept) == sorted(earlier.values())  # nothing recorded is lost
     if whole:
         assert run.curve["loss"].tolist() == whole.curve["loss"].tolist()
-        ends = [states(each, LONG) for each in (run, whole)]
-        assert ends[0].keys() == ends[1].keys() and all(map(torch.equal, *(end.values() for end in ends)))
+        assert same_states(run, whole, LONG)
         assert run.steps[["rank", "step"]].duplicated().sum() == 0
     with pytest.raises(BadExperiment, match="which is done"):
         dlpar.resume(run)
-
-
-def states(run, step):
-    """Every tensor in the shards of a snapshot, without copies of a centre, of no use after the last step.
-
-    Nobody waits for the slowest in the last step, so these copies differ from run to run.
-    """
-    paths = sorted(shard(run.path, step, 0).parent.glob("*.safetensors"))
-    found = {(path.name, name): t for path in paths for name, t in State.read(path).tensors.items()}
-    return {key: t for key, t in found.items() if not key[1].endswith("agreed")}
 
 
 @pytest.mark.parametrize(
