@@ -27,6 +27,16 @@ SMALL = {
 }
 """Of each model a small one; batches that micro-batches do not divide evenly."""
 
+LARGE = {
+    "mlp": dict(model={"width": 4096, "depth": 3}, batch=4096),
+    "transformer": dict(
+        model={"name": "transformer", "width": 512, "depth": 6, "heads": 8},
+        data={"name": "docstrings", "context": 256},
+        batch=64,
+    ),
+}
+"""Of two models a large one, which keeps a GPU busy."""
+
 
 class Kept(Recorder):
     """Keeps what is said of every step where it can be looked at."""

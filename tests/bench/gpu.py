@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from compare import in_turns, show
 from peer import torchrun
+from trained_ranks import LARGE
 
 import dlpar
 from dlpar import Experiment, models
@@ -31,13 +32,7 @@ it has none.  V100's 125e12 are of float16, which we do not use.
 Sources: NVIDIA's data sheets of the H200, H100, A100, V100 and P100 Tensor Core or Tesla GPU.
 """
 
-SIZES = {
-    "mlp 64-4096-4096-4096-10": dict(model={"width": 4096, "depth": 3}, batch=4096),
-    "transformer 6 x 512": dict(
-        model={"name": "transformer", "width": 512, "depth": 6, "heads": 8},
-        data={"name": "docstrings", "context": 256}, batch=64,
-    ),
-}  # fmt: skip
+SIZES = {"mlp 64-4096-4096-4096-10": LARGE["mlp"], "transformer 6 x 512": LARGE["transformer"]}
 
 
 def training(workers: int, precision: str, **size) -> Experiment:

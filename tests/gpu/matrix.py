@@ -7,41 +7,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from worlds.test_devices import SCHEMES, TEXT
+from worlds.test_devices import FREE, SCHEMES, SPLITS
 
 import dlpar
 
-PIPELINE = {"kind": "pipeline", "stages": 2, "microbatches": 3}
-SPLITS = {
-    "data": {},
-    "micro-batches": {"microbatches": 2},
-    "zero 1": {"zero": 1},
-    "zero 3": {"zero": 3},
-    "tensor": {"kind": "tensor", "tensor": 2},
-    "overlapping": {"kind": "tensor", "tensor": 2, "redundancy": 0.5},
-    "spatial": {"kind": "spatial", "rows": 2},
-    "1f1b": PIPELINE,
-    "gpipe": {**PIPELINE, "schedule": "gpipe"},
-    "interleaved": {**PIPELINE, "schedule": "interleaved", "microbatches": 4},
-    "zb-h1": {**PIPELINE, "schedule": "zb-h1"},
-    "pipedream": {**PIPELINE, "schedule": "pipedream", "microbatches": 1},
-    "hybrid": {"kind": "hybrid", "microbatches": 3},
-}
+PLACES = (
+    "data", "micro-batches", "zero 1", "zero 3", "tensor, mlp", "tensor, overlapping", "spatial", "1f1b", "gpipe",
+    "interleaved", "zb-h1", "pipedream", "hybrid",
+)  # fmt: skip
 SOME = (
-    "ring",
-    "library",
-    "overlapped",
-    "adam",
-    "local SGD",
-    "1 bit",
-    "mapreduce",
-    "gossip",
-    "push-sum",
-    "pairwise",
-    "ps",
-)
-FREE = ("pairwise", "ps, two servers")
-"""Schemes whose losses depend on who comes first."""
+    "library", "ring", "overlapped", "adam", "local SGD", "1 bit", "mapreduce", "gossip", "push-sum", "pairwise", "ps",
+)  # fmt: skip
 
 CLOSE = 1e-9
 """Relative."""
@@ -50,16 +26,21 @@ Case = tuple[str, str]
 
 
 def losses(split: str, scheme: str, device: str) -> np.ndarray:
-    """Return the loss of each step of a short run with at least two replicas."""
-    fields = dict(steps=10, batch=48, dtype="float64", evaluate_every=1000, model={"width": 16, "depth": 4})
-    fields |= {"workers": 8 if split == "hybrid" else 4, "split": SPLITS[split]}
-    fields |= (
-        {"model": {"name": "cnn", "width": 32}} if split == "spatial" else TEXT if split == "hybrid" else {}
-    )
+    """Return the loss of each step of a short run with two replicas, or with four of the whole model."""
+    fields = {
+        "steps": 10,
+        "batch": 48,
+        "dtype": "float64",
+        "evaluate_every": 1000,
+        "model": {"width": 16, "depth": 4},
+    }
     chosen = SCHEMES[scheme][0] if scheme in SCHEMES else {}
     if scheme == "ps" and split not in ("data", "micro-batches"):
         chosen = {"sync": {"scheme": "ps", "servers": 4}}
-    experiment = dlpar.Experiment(**{**fields, **chosen}, cluster={"device": device, "timeout": 60})
+    kept = ("split", "model", "data") if split in ("spatial", "hybrid") else ("split",)
+    fields |= {name: value for name, value in SPLITS[split].items() if name in kept} | chosen
+    fields["workers"] = 2 * SPLITS[split]["workers"]
+    experiment = dlpar.Experiment(**fields, cluster={"device": device, "timeout": 60})
     return dlpar.launch(experiment).wait(150).curve["loss"].to_numpy()
 
 
@@ -77,7 +58,7 @@ def compared(case: Case, device: str) -> tuple[Case, str, str] | None:
 
 
 def main(schemes: list[str], device: str) -> int:
-    cases = [(split, scheme) for split in SPLITS for scheme in schemes or SOME]
+    cases = [(split, scheme) for split in PLACES for scheme in schemes or SOME]
     with ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "4"))) as pool:
         found = [each for each in pool.map(lambda case: compared(case, device), cases) if each]
     for each in found:

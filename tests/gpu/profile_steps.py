@@ -19,17 +19,12 @@ import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
 import torch  # noqa: E402
+from trained_ranks import LARGE  # noqa: E402
 
 import dlpar  # noqa: E402
 
-WIDE = {"batch": 4096, "scaling": "weak", "lr": 0.01, "model": {"width": 4096, "depth": 3}}
-TEXT = {
-    "model": {"name": "transformer", "width": 512, "depth": 6, "heads": 8},
-    "data": {"name": "docstrings", "context": 256},
-    "batch": 64,
-    "scaling": "weak",
-    "lr": 0.01,
-}
+WEAK = {"scaling": "weak", "lr": 0.01}
+WIDE, TEXT = ({**size, **WEAK} for size in (LARGE["mlp"], LARGE["transformer"]))
 MIDDLE = {"model": {"width": 2048, "depth": 4}, "batch": 1024}
 CASES = {
     "digits": (1, {}),

@@ -14,7 +14,7 @@ from conftest import visible_gpus
 import dlpar
 from dlpar import Experiment
 from dlpar.worlds.devices import gpus
-from worlds.test_devices import SCHEMES, SPLITS
+from worlds.test_devices import FREE, SCHEMES, SPLITS
 
 with visible_gpus():  # the other tests see none
     GPUS = len(gpus()) if torch.version.cuda else 0
@@ -23,9 +23,6 @@ pytestmark = [
     pytest.mark.skipif(GPUS == 0, reason="no CUDA device"),
     pytest.mark.usefixtures("with_gpus"),
 ]
-
-FREE = ("pairwise", "ps, two servers")
-"""Of the schemes those in which who comes first decides."""
 
 
 def losses(device: str, carrier: str = "auto", **fields) -> np.ndarray:

@@ -135,6 +135,7 @@ TEXT = {
     "model": {"name": "transformer", "width": 16, "depth": 2},
     "data": {"name": "docstrings", "context": 8},
 }
+TENSOR, PIPELINE = {"kind": "tensor", "tensor": 2}, {"kind": "pipeline", "stages": 2, "microbatches": 3}
 SPLITS = {
     "data": dict(workers=2),
     "micro-batches": dict(workers=2, split={"microbatches": 3}),
@@ -142,17 +143,24 @@ SPLITS = {
     "batch normalisation": dict(workers=2, model={"name": "mlp", "norm": "sync_batch"}),
     "zero 1": dict(workers=2, split={"zero": 1}),
     "zero 3": dict(workers=2, split={"zero": 3}),
-    "tensor, mlp": dict(workers=2, split="tensor"),
-    "tensor, overlapping": dict(workers=2, split={"kind": "tensor", "redundancy": 0.5}),
-    "tensor, cnn": dict(workers=2, model={"name": "cnn", "width": 32}, split="tensor"),
-    "tensor, transformer": dict(workers=2, split="tensor", **TEXT),
-    "spatial": dict(workers=2, model="cnn", split="spatial"),
-    "gpipe": dict(workers=2, split={"kind": "pipeline", "schedule": "gpipe", "microbatches": 3}, **TEXT),
-    "zb-h1": dict(workers=2, split={"kind": "pipeline", "schedule": "zb-h1", "microbatches": 3}, **TEXT),
-    "pipedream": dict(workers=2, split={"kind": "pipeline", "schedule": "pipedream", "microbatches": 1}),
-    "recomputed": dict(workers=2, split={"kind": "pipeline", "microbatches": 3, "recompute": True}),
-    "hybrid": dict(workers=4, split={"kind": "hybrid", "microbatches": 3}, **TEXT),
+    "tensor, mlp": dict(workers=2, split=TENSOR),
+    "tensor, overlapping": dict(workers=2, split=TENSOR | {"redundancy": 0.5}),
+    "tensor, cnn": dict(workers=2, model={"name": "cnn", "width": 32}, split=TENSOR),
+    "tensor, transformer": dict(workers=2, split=TENSOR, **TEXT),
+    "spatial": dict(workers=2, model={"name": "cnn", "width": 32}, split={"kind": "spatial", "rows": 2}),
+    "1f1b": dict(workers=2, split=PIPELINE),
+    "gpipe": dict(workers=2, split=PIPELINE | {"schedule": "gpipe"}, **TEXT),
+    "interleaved": dict(
+        workers=2,
+        split=PIPELINE | {"schedule": "interleaved", "microbatches": 4},
+        model={"width": 16, "depth": 4},
+    ),
+    "zb-h1": dict(workers=2, split=PIPELINE | {"schedule": "zb-h1"}, **TEXT),
+    "pipedream": dict(workers=2, split=PIPELINE | {"schedule": "pipedream", "microbatches": 1}),
+    "recomputed": dict(workers=2, split=PIPELINE | {"recompute": True}),
+    "hybrid": dict(workers=4, split={"kind": "hybrid", "stages": 2, "tensor": 2, "microbatches": 3}, **TEXT),
 }
+"""Splits of one replica."""
 
 
 @pytest.mark.slow
@@ -238,6 +246,9 @@ SCHEMES = {
     "ps, 1 bit": (dict(sync="ps", compression="onebit"), 2),
 }
 """And the most waits of a worker in a step."""
+
+FREE = ("pairwise", "ps, two servers")
+"""Schemes whose losses depend on who comes first."""
 
 
 @pytest.mark.slow
