@@ -202,7 +202,8 @@ def test_edges_may_be_typed_with_spaces():
 
 def test_an_edge_from_a_worker_to_itself_is_refused():
     with pytest.raises(
-        BadExperiment, match="sync.edges: got 1-1, allowed with 3 workers is two different ones of 0 to 2"
+        BadExperiment,
+        match="sync.edges: got 1-1, allowed with 3 workers is two different workers from 0 to 2",
     ):
         Experiment(workers=3, sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,1-1"})
 

@@ -77,7 +77,7 @@ def hub(
         A jupyterhub_config.py that is read last.
     """
     if find_spec("jupyterhub") is None:
-        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
+        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` installs it")
     from dlpar.classroom.hub import classroom as machine
 
     own = "/var/lib/dlpar-hub" if os.getuid() == 0 else f"{platformdirs.user_data_dir('dlpar')}/hub"
@@ -269,7 +269,7 @@ def grade(
     """
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:
-        raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it")
+        raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` installs it")
     from dlpar.classroom.grading.box import Box
 
     box = Box(None if not_isolated else account, seconds, memory)

@@ -88,7 +88,7 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
     many = f"{advice.ranks} ranks of {advice.threads} threads, carried by {advice.carrier}"
     print("\n  - ".join([f"\nRecommended: {advice.command} ({many})", *advice.why]))
     if broken:
-        print(f"\nBroken: {', '.join(broken)}. Mend this as said above.")
+        print(f"\nBroken: {', '.join(broken)}. Fix this as described above.")
         return FAILED
     print("\nNothing is broken." + (f" Speed is lost by: {', '.join(costs)}." if costs else ""))
     return 0

@@ -201,7 +201,7 @@ def figures(run: Run) -> list[tuple[str, str]]:
     times = [f"{duration(s['seconds'][part])} {name}" for part, name in parts.items()]
     said.append(("time of a rank", ", ".join(times)))
     sent, stale, lead = s["bytes_sent"], s["staleness"], s["lead"]
-    said.append(("sent", "not told by the library" if sent is None else f"{sent / 1e6:,.1f} MB"))
+    said.append(("sent", "not reported by the library" if sent is None else f"{sent / 1e6:,.1f} MB"))
     if stale["max"]:
         said.append(("staleness", ages(stale)))
     if lead["max"]:

@@ -36,11 +36,11 @@ def open_plain(path: str | os.PathLike) -> BinaryIO:
         If it cannot be read or is not a plain file. ``strerror`` gives the reason.
     """
     if "\0" in os.fspath(path):
-        raise OSError(errno.EINVAL, "a path has no NUL")
+        raise OSError(errno.EINVAL, "a path contains no NUL character")
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no plain file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return file
 
 
@@ -75,7 +75,7 @@ def private_folder(path: Path) -> Path:
     # Closing /tmp or /etc would lock out all users.
     is_shared = found.st_mode & 0o002 or (found.st_mode & 0o077 and path.parent == path.parent.parent)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or is_shared:
-        what = "is no folder of its own" if found.st_uid == os.getuid() else "belongs to somebody else"
+        what = "is not a real folder" if found.st_uid == os.getuid() else "belongs to somebody else"
         mend = "point DLPAR_HOME or DLPAR_RUNTIME at a real folder of yours, or remove it if it is a mistake"
         raise PermissionError(f"{path}: {what}; {mend}")
     path.chmod(0o700)

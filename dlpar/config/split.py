@@ -74,12 +74,12 @@ LAYERS_SEND: tuple[Rule, ...] = (
 
 LAYERS_ARE_CUT: tuple[Rule, ...] = (
     ("split", ANY, "model.name", tuple(CUT_ALONG), "others are a single layer"),
-    ("split", ANY, "compression.codec", NONE, "copies of a weight would lose different digits"),
+    ("split", ANY, "compression.codec", NONE, "a codec would round copies of a weight differently"),
 )
 """Rules of a split that cuts every layer."""
 
 WITHOUT_FLUSH: tuple[Rule, ...] = (
-    ("split.schedule", ANY, "split.microbatches", (1,), "each batch goes through whole and moves the weights"),
+    ("split.schedule", ANY, "split.microbatches", (1,), "each batch passes through undivided and updates the weights"),
     ("split.schedule", ANY, "model.name", ("linear", "logistic", "mlp", "cnn"),
      "the first and last layer of a transformer share a weight, so that their stages would wait at every update"),
     ("split.schedule", ANY, "averaging.method", NONE, "stages hold weights of different steps"),
@@ -148,13 +148,13 @@ class DataSplit(SplitPart):
 
     implementation = "dlpar.split.split:Split"
     rules = (
-        ("split.zero", (1, 3), "sync.scheme", ("ring",), "its all-reduce comes in two halves"),
-        ("split.zero", (1, 3), "sync.allreduce", ("ring", "library"), "others have no two halves"),
-        ("split.zero", (1, 3), "averaging.method", NONE, "no worker can step by itself"),
-        ("split.zero", (1, 3), "compression.codec", NONE, "codes do not add up on their way"),
+        ("split.zero", (1, 3), "sync.scheme", ("ring",), "its all-reduce has two halves"),
+        ("split.zero", (1, 3), "sync.allreduce", ("ring", "library"), "others do not have two halves"),
+        ("split.zero", (1, 3), "averaging.method", NONE, "no worker can make a step alone"),
+        ("split.zero", (1, 3), "compression.codec", NONE, "intermediate ranks cannot add codes"),
         ("split.zero", (3,), "sync.overlap", (False,), "gradients are summed between layers"),
         ("split.zero", (3,), "cluster.messages", ("values",), "weights travel between layers that compute"),
-        ("split.zero", (3,), "precision", UNROUNDED, "weights in bfloat16 would outlive those let go"),
+        ("split.zero", (3,), "precision", UNROUNDED, "bfloat16 copies would outlive the released weights"),
     )
 
     kind: Literal["data"] = Field("data", title="split")
@@ -180,10 +180,10 @@ class TensorSplit(ModelSplit):
     rules = (
         *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND, *LAYERS_ARE_CUT,
         ("split.redundancy", Other([0.0]), "model.name", ("mlp",), "neurons of an mlp overlap"),
-        ("split.redundancy", Other([0.0]), "precision", UNROUNDED, "copies of neurons travel as they are"),
+        ("split.redundancy", Other([0.0]), "precision", UNROUNDED, "copies of neurons are sent unchanged"),
         ("split.redundancy", Other([0.0]), "split.async_allreduce", (False,), "layers are not in pairs"),
-        ("split.async_allreduce", (True,), "model.name", ("mlp", "transformer"), "convolutions wait"),
-        ("split.async_allreduce", (True,), "precision", UNROUNDED, "products in bfloat16 wait"),
+        ("split.async_allreduce", (True,), "model.name", ("mlp", "transformer"), "convolutions do not overlap"),
+        ("split.async_allreduce", (True,), "precision", UNROUNDED, "products in bfloat16 do not overlap"),
     )  # fmt: skip
 
     kind: Literal["tensor"] = Field("tensor", title="split")
@@ -253,7 +253,7 @@ class PipelineSplit(ModelSplit):
         *ModelSplit.rules, *WEIGHTS_ARE_CUT,
         ("split", ANY, "sync.overlap", (False,), "gradients are whole when the last micro-batch is"),
         ("model.name", ("transformer",), "compression.codec", Other(["onebit", "topk"]),
-         "its first and last stage share a weight, and would lose different digits of its gradient"),
+         "its first and last stage share a weight, and would round its gradient differently"),
     )  # fmt: skip
 
     kind: Literal["pipeline"] = Field("pipeline", title="split")
@@ -354,8 +354,8 @@ class StackingSplit(ModelSplit):
     implementation = "dlpar.split.stacking:StackingSplit"
     rules = (
         *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND,
-        ("split", ANY, "model.name", ("linear", "logistic", "mlp"), "blocks see numbers in a row"),
-        *if_chosen("split", ANY, "outputs travel as they are", {"sync.overlap": (False,), "precision": UNROUNDED}),
+        ("split", ANY, "model.name", ("linear", "logistic", "mlp"), "blocks read vectors of numbers"),
+        *if_chosen("split", ANY, "outputs are sent unchanged", {"sync.overlap": (False,), "precision": UNROUNDED}),
     )  # fmt: skip
 
     kind: Literal["stacking"] = Field("stacking", title="split")

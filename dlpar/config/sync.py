@@ -145,14 +145,14 @@ class ParameterServer(SyncPart):
                     "sync.consistency": ("bsp", "asp"), "averaging.method": NONE, "sync.overlap": (False,)}),
         *if_chosen("sync.replicas", Other([0]), "the next server copies each update before a worker is answered",
                    {"sync.servers": Other([1]), "sync.groups": (0,), "sync.fetch_every": (0,)}),
-        *if_chosen("sync.fetch_every", Other([0]), "a worker fetches by itself, and not at every push",
+        *if_chosen("sync.fetch_every", Other([0]), "a worker fetches on its own, not at every push",
                    {"sync.consistency": ("asp",), "sync.groups": (0,), "sync.overlap": (False,),
                     "averaging.method": NONE}),
         *if_chosen("sync.factors", (True,), "a push has the factors of a whole batch and of whole layers",
                    {**FACTORED, "sync.push_every": (1,), "sync.groups": (0,)}),
-        ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
+        ("averaging.method", SOME, "sync.push_every", (1,), "its period sets how often workers push"),
         ("sync.overlap", (True,), "sync.push_every", (1,), "a bucket is pushed as soon as it is finished"),
-        *if_chosen("sync.backup", Other([0]), "of a step, the last whole pushes to the one server are dropped",
+        *if_chosen("sync.backup", Other([0]), "the last whole pushes of a step to the one server are dropped",
                    {"sync.consistency": ("bsp",), "sync.servers": (1,), "sync.groups": (0,), "sync.overlap": (False,),
                     "sync.push_every": (1,), "averaging.method": NONE, "split.kind": ("data",),
                     "shards": ("iid", "by_label")}),
@@ -217,7 +217,7 @@ class ParameterServer(SyncPart):
         elif self.backup and e.global_batch % (n - self.backup):
             yield "batch", f"with backup {self.backup} and {n} workers is a multiple of {n - self.backup}"
         if self.groups and self.runs_free and n % self.groups:
-            why = "groups that run free of each other count alike"
+            why = "independent groups must have the same size"
             yield "sync.groups", f"with {n} workers and {self.consistency} is a divisor of {n}: {why}"
         if self.consistency == "softsync" and self.softsync > (self.groups or n):
             yield "sync.softsync", f"with {n} workers and {self.groups} groups is at most {self.groups or n}"
@@ -225,9 +225,7 @@ class ParameterServer(SyncPart):
             if (every := getattr(self, name)) and e.steps % every:
                 yield f"sync.{name}", f"with {e.steps} steps is a divisor of {e.steps}"
         if self.fetch_every % self.push_every:
-            allowed = (
-                f"with push_every {self.push_every} is a multiple of it: a fetch drops what was not pushed"
-            )
+            allowed = f"with push_every {self.push_every} is a multiple of it: a fetch drops unpushed updates"
             yield "sync.fetch_every", allowed
 
 
@@ -263,13 +261,13 @@ class Gossip(SyncPart):
     sends_gradients = False
     rules = (
         ("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),
-        ("averaging.method", SOME, "sync.order", ADAPT_FIRST, "local steps move the weights on their way"),
+        ("averaging.method", SOME, "sync.order", ADAPT_FIRST, "local steps already move the weights"),
         (
             "sync.exchange",
             ("pairwise", "push_sum"),
             "sync.order",
             ADAPT_FIRST,
-            "its averages follow a gradient",
+            "it averages after each gradient",
         ),
     )
 
@@ -313,14 +311,14 @@ class Gossip(SyncPart):
                 yield "sync.peers", f"with {n} workers is at most {n - 1}"
             return
         if (self.topology == "edges") != bool(self.edges):
-            yield "sync.edges", "is a list of them with topology edges, else none", f"{len(self.edges)} edges"
+            yield "sync.edges", "is pairs with topology edges, else none", f"{len(self.edges)} edges"
         for a, b in self.edges:
             if a == b or min(a, b) < 0 or max(a, b) >= n:
-                yield "sync.edges", f"with {n} workers is two different ones of 0 to {n - 1}", f"{a}-{b}"
+                yield "sync.edges", f"with {n} workers is two different workers from 0 to {n - 1}", f"{a}-{b}"
         if n > 1 and self.topology == "random" and (self.degree >= n or self.degree * n % 2):
             yield "sync.degree", f"with {n} workers is below {n}, and degree times workers even"
         if self.exchange == "push_sum" and (pair := _without_return(self.edges)):
-            why = "a worker that only gives runs out of weight"
+            why = "a worker that only sends runs out of weight"
             got = f"{pair[0]}-{pair[1]} and no way back"
             yield "sync.edges", f"with push_sum is edges with a way back: {why}", got
 
@@ -344,7 +342,7 @@ class Hogwild(SyncPart):
     rules = (
         ("sync", ANY, "split.kind", ("data",), "its workers share one whole model"),
         ("sync", ANY, "averaging.method", NONE, "its workers share one model"),
-        ("sync", ANY, "optimizer", ("sgd",), "the others keep a state that writers would share"),
+        ("sync", ANY, "optimizer", ("sgd",), "other rules keep a state that writers would share"),
         ("sync", ANY, "cluster.world", ("real", "simulated"), "how writers race is not known there"),
         ("sync", ANY, "cluster.messages", ("values",), "how writers race is not known there"),
         ("sync", ANY, "cluster.device", ("auto", "cpu"), "its workers share host memory"),

@@ -97,7 +97,7 @@ def students(master: bytes) -> bytes:
         import nbformat
         from nbgrader import preprocessors as steps
     except ModuleNotFoundError:
-        raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
+        raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` installs it") from None
 
     notebook = nbformat.reads(master.decode(), 4)
     for cell in notebook.cells:

@@ -88,7 +88,7 @@ def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
         raise BadData(f"{path} cannot be read: {error}") from None
     mark, found = bytes((0, 0, 8, 1 + len(sample))), content[:4].tobytes()
     if found != mark:
-        raise BadData(f"{path} is corrupt: its mark is 0x{found.hex()}, expected is 0x{mark.hex()}")
+        raise BadData(f"{path} is corrupt: its magic number is 0x{found.hex()}, expected is 0x{mark.hex()}")
     head, rest = np.split(content[4:], [4 * (1 + len(sample))])
     _check_length(path, head, 4 * (1 + len(sample)))
     size = head.view(">u4").tolist()
@@ -96,7 +96,7 @@ def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
         raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
     _check_length(path, rest, math.prod(size))
     if len(rest) > math.prod(size):
-        raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
+        raise BadData(f"{path} is corrupt: it continues after the {size[0]} samples of its header")
     return rest.reshape(size)
 
 

@@ -206,7 +206,7 @@ def _last_words(log: str) -> str:
     parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
     said, report = _lines(parts[::2]), _lines(parts[1::2])
     of_ranks = [line for line in said + report if line.startswith("[rank")]
-    return " ".join((of_ranks or said)[-1:] or report or ["it said nothing; see log.txt"])[:300]
+    return " ".join((of_ranks or said)[-1:] or report or ["it printed nothing; see log.txt"])[:300]
 
 
 def _lines(texts: list[str]) -> list[str]:

@@ -32,7 +32,7 @@ SUMMARISED = 64 << 20
 """Maximum bytes of records that the guardian summarises. A reader summarises a longer run."""
 
 STOPS = {
-    number: f"the launcher got {number.name}, so it was stopped"
+    number: f"the launcher received {number.name}, so the job was stopped"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 }
 STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, if it reaches all processes of a job
@@ -139,7 +139,7 @@ class Guardian:
         Also end a job that has lost its owner.
         """
         said = os.read(0, 1 << 12).decode() if source == 0 else ""
-        for line in said.splitlines() or ["the process that started it has ended, so it was stopped"]:
+        for line in said.splitlines() or ["the process that started the job ended, so the job was stopped"]:
             self._signal(**json.loads(line)) if line.startswith("{") else self.end("stopped", line)
 
     def _signal(self, rank: int, die: bool = False, stall: float = 0.0) -> None:

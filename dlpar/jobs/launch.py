@@ -258,7 +258,7 @@ class Job:
         try:
             self._guardian.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the job is still going on after {timeout:g} s") from None
+            raise TimeoutError(f"the job is still running after {timeout:g} s") from None
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -318,11 +318,11 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     run = run if isinstance(run, Run) else Run(run)
     refused = f"run: got {run.id}, which {{}}; allowed is one that ended before its last step"
     if run.status in ("queued", "starting", "running"):
-        raise BadExperiment(refused.format("still goes on"))
+        raise BadExperiment(refused.format("is still running"))
     # Wait while its guardian cleans up; from then on no other process can resume the run.
     held = lock(run.path / "lock", CLEARING)
     if held is None:
-        raise BadExperiment(refused.format("still goes on"))
+        raise BadExperiment(refused.format("is still running"))
     with os.fdopen(held, "w"):
         if run.status_if(live=False) == "done":
             raise BadExperiment(refused.format("is done"))

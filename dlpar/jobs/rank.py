@@ -91,7 +91,7 @@ def _refusal(ranks: int) -> str | None:
         return None
     return (
         f"workers: got a world of {MPI.COMM_WORLD.size} ranks, allowed is {ranks}: this launcher and this MPI do "
-        f"not know each other; start ranks with the mpiexec that belongs to {library.split(',')[0]}, or with "
+        f"not belong together; start ranks with the mpiexec that belongs to {library.split(',')[0]}, or with "
         f"srun --mpi=pmix"
     )
 

@@ -282,7 +282,7 @@ class Run:
     def delete(self) -> None:
         """Remove the folder. Raises `RuntimeError` while the run lives."""
         if self.live:
-            raise RuntimeError(f"run {self.id} is still going on: stop it first")
+            raise RuntimeError(f"run {self.id} is still running: stop it first")
         shutil.rmtree(self.path)
 
     def _of_kind(self, *kinds: str) -> Iterator[tuple[int, Record]]:

@@ -119,7 +119,7 @@ class Talk(Connection):
         except OSError as error:
             self.close()
             why = error.strerror
-            raise NoSlots(f"job slots: nobody gives them out at {path} ({why}); `dlpar slots` does") from None
+            raise NoSlots(f"job slots: no keeper runs at {path} ({why}); `dlpar slots` starts one") from None
 
     def hear(self) -> list[dict[str, Any]]:
         """Wait at most 5 s for a new message, and return the keeper's new messages.
@@ -135,7 +135,7 @@ class Talk(Connection):
         try:
             messages = super().hear()
         except OSError:
-            raise NoSlots("job slots: the keeper has gone; run it again") from None
+            raise NoSlots("job slots: the keeper has ended; start it again") from None
         for message in messages:
             if "refused" in message:
                 raise NoSlots(message["refused"])
@@ -339,7 +339,7 @@ class Keeper:
             self.paused = bool(question["pause"])
             self._say(asker, {"paused": self.paused})
         else:
-            said = "pause: allowed is this to teachers alone, whom `dlpar slots --teachers` names"
+            said = "pause: only teachers may do this, whom `dlpar slots --teachers` names"
             self._say(asker, {"refused": said})
 
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ class State:
             state = cls(json.loads(meta["tree"]), tensors, int(meta["own"]), int(meta["done"]))
             intact = state._crc() == int(meta["crc"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path.name} is torn ({error})") from None
+            raise ValueError(f"{path.name} is incomplete ({error})") from None
         if not intact:
             raise ValueError(f"{path.name} was changed after it was written")
         return state
@@ -210,7 +210,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
             held = check(folder, step, experiment)
             return Attempt(len(attempts_in(folder)), step, 0.0, held, experiment.workers)
         except ValueError as error:
-            why = f"that after step {step} is refused: {error}"
+            why = f"the snapshot after step {step} is refused: {error}"
     raise BadExperiment(f"run: got {folder.name}, allowed is a run with a snapshot ({why})")
 
 
@@ -222,11 +222,11 @@ def check(folder: Path, step: int, e: Experiment) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"its manifest cannot be read ({error})") from None
     if of != identity(e):
-        raise ValueError(f"it is of {of}, and the run is {identity(e)}")
+        raise ValueError(f"it belongs to {of}, but the run is {identity(e)}")
     whole = e.split.kind != "data" or e.compression.codec != "none" or e.averaging.method != "none"
     if workers != e.workers and whole:
-        why = "only ranks that hold a whole replica each, without codec and averaging, can be more or fewer"
-        raise ValueError(f"it is of {workers} workers, and the run has {e.workers}: {why}")
+        why = "the number of ranks may change only if each holds a whole replica, without codec and averaging"
+        raise ValueError(f"it has {workers} workers, but the run has {e.workers}: {why}")
     for rank in shards:
         State.read(shard(folder, step, rank))
     return workers

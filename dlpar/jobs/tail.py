@@ -116,7 +116,7 @@ class Tail:
         source, lines = source_of(name), self._new_lines(name)
         records = [record for line in lines if (record := record_of(line, source)) is not None]
         if left_out := len(lines) - len(records):
-            warnings.warn(f"{self.path / name}: lines left out that cannot be read: {left_out}", stacklevel=3)
+            warnings.warn(f"{self.path / name}: unreadable lines were omitted: {left_out}", stacklevel=3)
         return [(f"rank-{r['rank']}" if source == ALL_RANKS else source, r) for r in records]
 
     def read_all(self) -> list[tuple[str, Record]]:

@@ -90,7 +90,7 @@ def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
     counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]
     taken = sorted(RECORDED.intersection(found)) if named else []
     if taken or not all(type(count) is int and count >= 0 for count in counts):
-        but = f", without {', '.join(taken)}, which the record says by itself" if taken else ""
+        but = f", without {', '.join(taken)}, which the record already has" if taken else ""
         allowed = f"a mapping with staleness and lead, whole numbers of 0 or more{but}"
         raise NotFacts(f"facts: got {_SHORT.repr(found)}, allowed is {allowed}")
     return found

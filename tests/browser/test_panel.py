@@ -176,7 +176,7 @@ def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page)
     panel.tab("Lead")
     assert "s = 2" in panel.says()
     panel.tab("Lanes")
-    assert "the number at each head" in panel.says()
+    assert "the number at each arrowhead" in panel.says()
 
 
 def test_focus_stays_where_it_is_while_values_are_echoed(open_notebook, page):

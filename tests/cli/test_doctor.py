@@ -277,7 +277,7 @@ def test_doctor_ends_with_status_1_and_says_what_to_mend_where_something_is_brok
     assert done.returncode == 1
     assert "broken  MPI" in done.stdout and "DLPAR_MPIEXEC: got '/nowhere/mpiexec'" in done.stdout
     assert "→ pip install" in done.stdout
-    assert done.stdout.rstrip().endswith("Broken: MPI. Mend this as said above.")
+    assert done.stdout.rstrip().endswith("Broken: MPI. Fix this as described above.")
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ DAMAGES = {
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.filterwarnings("ignore:.*lines left out")
+@pytest.mark.filterwarnings("ignore:.*lines were omitted")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_run_is_shown_or_refused_in_a_sentence(damage, finished, capsys, tmp_path, monkeypatch):
     kept = Run(finished["run"]).path
@@ -148,7 +148,7 @@ def test_a_reader_says_how_many_lines_it_left_out(finished, tmp_path, monkeypatc
     before = Run(folder).curve
     with open(folder / "rank-0.jsonl", "ab") as file:
         file.write(TORN + b"\n[]\n")
-    with pytest.warns(UserWarning, match="rank-0.jsonl: lines left out that cannot be read: 2"):
+    with pytest.warns(UserWarning, match="rank-0.jsonl: unreadable lines were omitted: 2"):
         after = Run(folder).curve
     assert after.equals(before)
 

@@ -23,7 +23,7 @@ def test_a_name_that_is_taken_is_refused_with_advice(squat, tmp_path):
         path.symlink_to(elsewhere)
     if squat == "link":
         elsewhere.mkdir()
-    with pytest.raises(PermissionError, match="is no folder of its own; point DLPAR_HOME or .* or remove it"):
+    with pytest.raises(PermissionError, match="is not a real folder; point DLPAR_HOME or .* or remove it"):
         private_folder(path)
     assert squat == "link" or not elsewhere.exists()
 
@@ -34,7 +34,7 @@ def test_a_folder_that_others_use_is_not_closed_to_them(tmp_path):
     shared.chmod(0o1777)
     for path in (shared, Path("/"), Path("/usr")):
         mode = path.stat().st_mode
-        with pytest.raises(PermissionError, match="no folder of its own|somebody else"):
+        with pytest.raises(PermissionError, match="not a real folder|somebody else"):
             with patch.object(Path, "chmod", side_effect=AssertionError("it is closed")):
                 private_folder(path)
         assert path.stat().st_mode == mode
@@ -50,8 +50,9 @@ def test_only_plain_files_of_a_bounded_size_are_read(tmp_path):
     os.mkfifo(pipe)
     assert read_plain(plain) == b"1234"
     for path, most, why in (
-        (pipe, 99, "no plain file"), ("/dev/zero", 99, "no plain file"), (tmp_path, 99, "directory|no plain file"),
-        (plain, 3, "more than 3 bytes"), ("a\0b", 99, "no NUL"), (tmp_path / "none", 99, "No such file"),
+        (pipe, 99, "not a regular file"), ("/dev/zero", 99, "not a regular file"),
+        (tmp_path, 99, "directory|not a regular file"),
+        (plain, 3, "more than 3 bytes"), ("a\0b", 99, "contains no NUL"), (tmp_path / "none", 99, "No such file"),
         ("x" * 5000, 99, "too long"),
     ):  # fmt: skip
         with pytest.raises(OSError, match=why):

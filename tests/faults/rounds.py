@@ -428,7 +428,7 @@ KINDS: dict[str, Kind] = {
         "launcher got SIGTERM", strike=at_any_time(lambda r: r.guardian().terminate()), status="stopped"
     ),
     "stub killed": Kind("WHO was killed by SIGKILL", "killed by SIGKILL", kill_stub),
-    "owner killed": Kind("the process that started it has ended", strike=kill_owner, status="stopped", limits={}),
+    "owner killed": Kind("the process that started the job ended", strike=kill_owner, status="stopped", limits={}),
     "stopped twice": Kind("stopped by its owner", strike=stop_twice, status="stopped"),
     "folder removed": Kind("run folder .*removed", strike=remove_folder),
     "disk full": Kind("No space left on device", strike=fill_disk),

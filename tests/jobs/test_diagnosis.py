@@ -31,7 +31,7 @@ def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (lambda: os._exit(3), "ended with status 3: it said nothing"),
+        (lambda: os._exit(3), "ended with status 3: it printed nothing"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
         (lambda: ctypes.string_at(0), "was killed by SIGSEGV"),
     ],

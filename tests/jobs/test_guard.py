@@ -188,7 +188,7 @@ def test_sigterm_to_the_launcher(bystander):
     since = time.monotonic()
     os.kill(guardian, signal.SIGTERM)
     assert_nothing_left(job.run, ranks, before, since)
-    assert job.run.reason == "the launcher got SIGTERM, so it was stopped"
+    assert job.run.reason == "the launcher received SIGTERM, so the job was stopped"
 
 
 def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
@@ -296,7 +296,7 @@ def test_a_launcher_that_may_not_be_waited_for_ends_the_job_too(bystander):
     ranks, since = pids_of(job.run), time.monotonic()
     os.kill(job._guardian.pid, signal.SIGKILL)
     assert_nothing_left(job.run, ranks, before, since)
-    assert job.run.reason == "the launcher got SIGTERM, so it was stopped"
+    assert job.run.reason == "the launcher received SIGTERM, so the job was stopped"
 
 
 def test_a_job_whose_run_folder_is_removed_ends_and_says_so():
@@ -386,7 +386,7 @@ def test_sigkill_of_the_process_that_started_it(how, bystander):
     since = time.monotonic()
     owner.kill()
     assert_nothing_left(run, ranks, before, since)
-    assert run.status == "stopped" and "has ended, so it was stopped" in run.reason
+    assert run.status == "stopped" and "ended, so the job was stopped" in run.reason
     owner.communicate()
 
 

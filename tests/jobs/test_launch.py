@@ -101,7 +101,7 @@ def test_launch_returns_at_once_and_a_job_can_be_stopped_before_it_starts():
 
 def test_a_wait_that_ends_early_leaves_the_job_running():
     job = dlpar.launch(Experiment(steps=100_000))
-    with pytest.raises(TimeoutError, match="still going on after 0.5 s"):
+    with pytest.raises(TimeoutError, match="still running after 0.5 s"):
         job.wait(0.5)
     assert job.run.status in ("starting", "running")
     job.stop()
@@ -243,7 +243,10 @@ def test_a_refused_job_leaves_no_guardian_no_lock_and_no_folder(monkeypatch, tmp
 
 def test_a_hostfile_that_is_no_plain_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "hosts")
-    for path, why in ((tmp_path / "hosts", "it is no plain file"), ("/dev/zero", "it is no plain file")):
+    for path, why in (
+        (tmp_path / "hosts", "it is not a regular file"),
+        ("/dev/zero", "it is not a regular file"),
+    ):
         with pytest.raises(BadExperiment, match=f"cluster.hostfile: got .* an existing file .{why}"):
             dlpar.launch(Experiment(cluster={"hostfile": str(path)}))
 

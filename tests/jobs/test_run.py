@@ -127,7 +127,7 @@ def test_a_diverged_run_says_so_without_breaking_its_readers():
 def test_deleting_is_refused_while_the_run_lives():
     job = dlpar.launch(Experiment(steps=100_000))
     try:
-        with pytest.raises(RuntimeError, match="still going on"):
+        with pytest.raises(RuntimeError, match="still running"):
             job.run.delete()
     finally:
         job.stop()

@@ -162,7 +162,7 @@ def test_a_pause_lets_nobody_begin_and_is_for_teachers_alone(keep, monkeypatch):
     waits = asked(keeper, 1)
     assert waits.told == [{"ahead": 0, "paused": True}] and stays(waits)
     monkeypatch.setattr(slots, "user_of", lambda _: 12345)
-    with pytest.raises(NoSlots, match="pause: allowed is this to teachers alone"):
+    with pytest.raises(NoSlots, match="pause: only teachers may do this"):
         ask(keeper.path, {"pause": False})
     monkeypatch.undo()
     with Talk(keeper.path, {"pause": False}) as talk:
@@ -347,7 +347,7 @@ def test_a_new_keeper_knows_which_slots_are_taken(keep, tmp_path):
 
 def test_without_its_keeper_a_job_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_SLOTS", str(tmp_path / "nobody"))
-    with pytest.raises(JobFailed, match="job slots: nobody gives them out at"):
+    with pytest.raises(JobFailed, match="job slots: no keeper runs at"):
         dlpar.launch(Experiment(workers=1, steps=1)).wait(10)
 
 
@@ -375,4 +375,4 @@ def test_the_command_gives_out_slots_pauses_and_tells(tmp_path):
         keeper.send_signal(signal.SIGTERM)
         assert keeper.wait(5) == 128 + signal.SIGTERM
     said = subprocess.run([*command, "--look"], capture_output=True, text=True, timeout=20)
-    assert said.returncode == 1 and "nobody gives them out" in said.stderr
+    assert said.returncode == 1 and "no keeper runs at" in said.stderr

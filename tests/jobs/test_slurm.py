@@ -298,5 +298,5 @@ def test_ranks_that_srun_starts_alone_refuse_to_train(nodes, tmp_path):
     (tmp_path / "experiment.json").write_text(Experiment(workers=2).to_json())
     ranks = ["srun", "--quiet", "--mpi=none", "-N2", "-n2", sys.executable, "-m", "dlpar.jobs.rank"]
     said, _ = nodes.begin(*ranks, str(tmp_path), "2").communicate(timeout=60)
-    words = "workers: got a world of 1 ranks, allowed is 2: this launcher and this MPI do not know each other"
+    words = "workers: got a world of 1 ranks, allowed is 2: this launcher and this MPI do not belong together"
     assert said.count(words) == 2 and "srun --mpi=pmix" in said

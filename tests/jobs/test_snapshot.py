@@ -258,12 +258,14 @@ def test_no_other_process_gets_in_between_the_decision_to_resume_and_the_new_job
 
 def test_a_snapshot_of_another_run_is_refused_in_a_sentence(tmp_path):
     run, experiment = cut_off(tmp_path)
-    with pytest.raises(BadExperiment, match=r"it is of mlp on digits by gossip.* and the run is .* by ring"):
+    with pytest.raises(
+        BadExperiment, match=r"it belongs to mlp on digits by gossip.* but the run is .* by ring"
+    ):
         newest(run.path, experiment.replace(sync="ring"))
     pipeline = {"kind": "pipeline", "stages": 2, "microbatches": 4}
     _, run = simulated(tmp_path / "pipeline", trained(split=pipeline, deaths={"die": {3: DIES}}))
     with pytest.raises(
-        BadExperiment, match="it is of 4 workers, and the run has 2: only ranks that hold a whole"
+        BadExperiment, match="it has 4 workers, but the run has 2: the number of ranks may change only"
     ):
         newest(run.path, trained(split=pipeline, workers=2))
 
@@ -350,7 +352,7 @@ def wait_for(moment, run):
 def kill(job, moment, victim):
     """Kill a job at a random moment after its first snapshot."""
     eventually(lambda: job.run.snapshots, 60, "there is a snapshot")
-    with pytest.raises(BadExperiment, match="which still goes on"):
+    with pytest.raises(BadExperiment, match="which is still running"):
         dlpar.resume(job.run)
     pids = [int(pid) for pid in job.run.ranks["pid"]]
     time.sleep(random.uniform(0.0, 0.2))
@@ -408,7 +410,7 @@ def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
     "changes, said",
     [
         ({"averaging": {"method": "local", "period": 3}}, "snapshot.every: got 8, allowed with period 3 is a multiple"),
-        ({"cluster": {"world": "simulated", "messages": "sizes"}}, "allowed with .* is values: sizes are no state"),
+        ({"cluster": {"world": "simulated", "messages": "sizes"}}, "allowed with .* is values: sizes are not a state"),
         ({"deaths": {"die": {4: 0.5}}}, "deaths.die: got rank 4, allowed with 4 ranks is 0 to 3"),
         ({"deaths": "shrink", "split": {"zero": 1}}, "a part of the state would be lost"),
         ({"deaths": "spare", "split": {"kind": "tensor"}}, "a part of the state would be lost"),

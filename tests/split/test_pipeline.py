@@ -279,8 +279,8 @@ DEEP = {"depth": 7}
             dict(workers=2, batch=4, split=pipeline()),
         ),
         (
-            "split.microbatches: got 5, allowed with schedule pipedream is 1: each batch goes through whole and moves "
-            "the weights",
+            "split.microbatches: got 5, allowed with schedule pipedream is 1: each batch passes through undivided and "
+            "updates the weights",
             dict(workers=2, split=pipeline(schedule="pipedream")),
         ),
         (

@@ -54,7 +54,7 @@ def test_a_codec_of_single_numbers_leaves_copies_equal():
         (
             dict(compression="onebit"),
             "compression.codec: got 'onebit', allowed with model transformer is other than onebit or topk: its "
-            "first and last stage share a weight, and would lose different digits of its gradient",
+            "first and last stage share a weight, and would round its gradient differently",
         ),
         (
             dict(sync={"scheme": "gossip", "start": "random"}),

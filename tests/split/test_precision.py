@@ -138,9 +138,9 @@ REFUSED = [
     (dict(dtype="float64"),
      "precision: got 'bf16', allowed with dtype float64 is full: mixed precision is of float32 and bfloat16"),
     (dict(split={"zero": 3}),
-     "precision: got 'bf16', allowed with zero 3 is full or tf32: weights in bfloat16 would outlive those let go"),
+     "precision: got 'bf16', allowed with zero 3 is full or tf32: bfloat16 copies would outlive the released weights"),
     (dict(workers=2, split={"kind": "tensor", "redundancy": 0.5}),
-     "precision: got 'bf16', allowed with redundancy 0.5 is full or tf32: copies of neurons travel as they are"),
+     "precision: got 'bf16', allowed with redundancy 0.5 is full or tf32: copies of neurons are sent unchanged"),
 ]  # fmt: skip
 
 

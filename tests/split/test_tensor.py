@@ -359,8 +359,8 @@ def test_real_processes_train_a_cut_model_and_count_the_same_bytes(world):
         ),
         (
             dict(workers=2, compression="topk"),
-            "compression.codec: got 'topk', allowed with split tensor is none: copies of a weight "
-            "would lose different digits",
+            "compression.codec: got 'topk', allowed with split tensor is none: a codec would "
+            "round copies of a weight differently",
         ),
         (
             dict(workers=2, cluster={"world": "simulated", "messages": "sizes"}),

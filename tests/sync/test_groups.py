@@ -99,7 +99,7 @@ REFUSED = [
     ({"group_period": 5, "groups": 2, "consistency": "ssp"}, "sync.consistency"),
     ({"group_period": 5, "groups": 2, "group_consistency": "asp"}, "sync.group_consistency"),
     ({"fetch_every": 5}, "sync.consistency: got 'bsp'"),
-    ({"fetch_every": 5, "push_every": 2, "consistency": "asp"}, "a fetch drops what was not pushed"),
+    ({"fetch_every": 5, "push_every": 2, "consistency": "asp"}, "a fetch drops unpushed updates"),
     ({"fetch_every": 5, "consistency": "asp", "groups": 2}, "sync.groups"),
 ]
 

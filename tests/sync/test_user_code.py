@@ -224,7 +224,7 @@ def with_facts(given) -> type[Scheme]:
         ({"lead": -1, "staleness": 0}, ""),
         ({"lead": 0, "staleness": np.int64(1)}, ""),
         ({1: 2, "lead": 0, "staleness": 0}, ""),
-        ({"lead": 0, "loss": 1.0, "staleness": 0}, ", without loss, which the record says by itself"),
+        ({"lead": 0, "loss": 1.0, "staleness": 0}, ", without loss, which the record already has"),
     ],
 )
 def test_facts_that_cannot_be_recorded_are_refused_in_one_sentence(given, but):

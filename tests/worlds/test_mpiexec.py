@@ -81,14 +81,14 @@ for rank in $(seq $ranks); do "$@" & done
 @pytest.mark.parametrize("version", ["other 1.0", "mpirun (Open MPI) 5.0.3"], ids=["cold", "warm"])
 @pytest.mark.parametrize("ending", ["wait", "wait; echo the launcher has ended", "exit 0", "wait; exit 3"])
 def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch, version, ending):
-    """Two MPIs that do not know each other give N worlds of one rank: the ranks notice, and their caller is told."""
+    """Two MPIs that do not belong together give N worlds of one rank: the ranks notice, and their caller is told."""
     path = tmp_path / "mpiexec"
     path.write_text(SINGLETONS % (version, ending))
     path.chmod(0o755)
     monkeypatch.setenv("DLPAR_MPIEXEC", str(path))
     mpiexec.find_starter.cache_clear()
     sentence = (
-        "^workers: got a world of 1 ranks, allowed is 2: this launcher and this MPI do not know each other"
+        "^workers: got a world of 1 ranks, allowed is 2: this launcher and this MPI do not belong together"
     )
     try:
         with pytest.raises(dlpar.JobFailed, match=sentence):

@@ -9,18 +9,18 @@ const BUTTONS = {
   run: ["Run", "Start the ranks"],
   stop: ["Stop", "End the job and all its ranks"],
   clear: ["Clear", "Remove earlier runs from the figures; their folders stay"],
-  simulate: ["Simulate it now", "Leave the queue; run the same in the simulated world, which has no queue"],
-  watch: ["Watch a recording", "Leave the queue; play your newest run of this kind"],
-  resume: ["Resume", "Go on with this run from its newest snapshot, in the same folder"],
-  take: ["Take it", "Set the controls as your teacher has; nothing runs yet"],
-  undo: ["Undo", "Set the controls as you had them"],
+  simulate: ["Simulate it now", "Leave the queue and run the same in the simulated world, which has no queue"],
+  watch: ["Watch a recording", "Leave the queue and play your newest run of this kind"],
+  resume: ["Resume", "Continue this run from its newest snapshot, in the same folder"],
+  take: ["Take it", "Set the controls as your teacher did; nothing runs yet"],
+  undo: ["Undo", "Restore your own controls"],
   away: ["Not now", "Hide the offer"],
 };
 
 /** Requests to a running rank: sign of the button, its name for screen readers, and its effect. */
 const ORDERS = {
-  kill: ["✕", "Kill", "its process ends, as if its machine died; what then happens is set by 'on death'"],
-  pause: ["❚❚", "Stop for 3 seconds", "it does nothing for 3 s, and then goes on"],
+  kill: ["✕", "Kill", "its process ends, as if its machine died; 'on death' sets what happens then"],
+  pause: ["❚❚", "Stop for 3 seconds", "it does nothing for 3 s, then continues"],
   slow: ["¼", "Slow down", "it computes four times as long until this is pressed again"],
 };
 const SLOWER = 4;
@@ -208,7 +208,7 @@ class PanelView {
   }
 
   buildFacts({ facts, ghost }) {
-    const foreseen = ["simulated, before Run", ghost], means = { ...FACTS, [foreseen[0]]: "speed of the settings chosen now, from a simulation of their messages by size" };
+    const foreseen = ["simulated, before Run", ghost], means = { ...FACTS, [foreseen[0]]: "speed of the current settings, from a simulation of their message sizes" };
     this.facts.replaceChildren(...[...facts, ...(ghost ? [foreseen] : [])].map(([name, fact]) => {
       const item = make("span", { title: means[name], tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
       item.dataset.means = means[name];

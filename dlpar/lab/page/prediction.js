@@ -2,8 +2,8 @@
 
 import { GONE, Link, make } from "./link.js";
 
-const SHARING = "Your predictions and results then count in the figures your teacher shows, without your name and your reasons, "
-  + "together with at least four others. For all labs; untick it to withdraw.";
+const SHARING = "Your teacher's figures then include your predictions and results, without your name and your reasons, "
+  + "and only with those of at least four others. This applies to all labs. Untick the box to withdraw.";
 
 /** A prediction, whether or not it is on the screen. */
 class PredictionData {
@@ -58,7 +58,7 @@ class PredictionView {
       this.reason = make("input", { type: "text", value: reason, placeholder: "in one line", size: 48, onchange: () => send({ reason: this.reason.value }) });
       this.note = make("p", { role: "status" });
       this.share = make("input", { type: "checkbox", onchange: () => send({ share: this.share.checked }) });
-      this.agree = make("label", { title: SHARING, hidden: share === null }, this.share, " count my predictions in the class's figures, without my name");
+      this.agree = make("label", { title: SHARING, hidden: share === null }, this.share, " include my predictions in the class's figures, without my name");
       this.root.replaceChildren(title, ...rows, make("label", {}, "because ", this.reason), this.note, this.agree);
     }
     this.note.textContent = link.gone === GONE ? "The kernel was restarted. Run the cell again to change your prediction." : note;

@@ -8,7 +8,7 @@ export const FACTS = {
   factors: "layers that send activations and errors instead of a gradient, because these are shorter",
   clock: "clock of the seconds in the figures: wall, or the platform's (logical: per process; virtual: simulated)",
   slip: "largest lag of the wall clock behind the clock of the figures; none if they are the same",
-  batches: "whether the runs shown saw the same batches, so that their curves compare",
+  batches: "whether the runs shown saw the same batches, so that their curves are comparable",
 };
 
 /** Results in the order in which a table has room for them, and their meanings. */

@@ -9,7 +9,7 @@ function draw(el, { asks, needs, lab }) {
     const answered = (index) => {
       const isRight = index === wanted;
       isRight ? right.add(number) : right.delete(number);
-      says.textContent = isRight ? `Right. ${because}` : `Not so; try another. Before this lab you need ${needs}.`;
+      says.textContent = isRight ? `Right. ${because}` : `Not right. Try another. Before this lab you need ${needs}.`;
       score.textContent = right.size === asks.length ? `All ${asks.length} right: you are ready for lab ${lab}.` : `${right.size} of ${asks.length} right.`;
     };
     const options = choices.map((choice, index) =>

@@ -194,7 +194,7 @@ class Line:
             return call(*arguments)
         except ConnectionError:
             time.sleep(ORPHANED)
-            raise ConnectionError("rank 0 was killed, whose process keeps the time of all ranks") from None
+            raise ConnectionError("rank 0 was killed, and its process keeps the time of all ranks") from None
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Send a call of this activity and wait for its answer. The answer sets the clock."""

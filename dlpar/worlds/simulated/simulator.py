@@ -287,8 +287,8 @@ def story(
             f"{'have' if len(ended) > 1 else 'has'} ended"
         )
     return (
-        f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time: nobody can go on and no message is "
-        f"under way: {'; '.join(told)}"
+        f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time: no rank can continue and no message "
+        f"is under way: {'; '.join(told)}"
     )
 
 

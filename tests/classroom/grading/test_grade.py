@@ -228,7 +228,7 @@ def test_links_and_pipes_are_not_opened(tmp_path: Path, lab: Path) -> None:
     (tmp_path / "ada").mkdir()
     (tmp_path / "ada" / "link.ipynb").symlink_to(lab)
     os.mkfifo(tmp_path / "ada" / "pipe.ipynb")
-    for name, why in (("link", "is a link"), ("pipe", "no plain file"), ("none", "no notebook")):
+    for name, why in (("link", "is a link"), ("pipe", "not a regular file"), ("none", "no notebook")):
         with pytest.raises(Unreadable, match=why):
             handed_in(str(tmp_path), "ada", name)
 

@@ -139,7 +139,7 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     assert page.locator("tr", has_text="bob").count() == 0, "he has never come: the hub's own page lists him"
     button.click()
     said = kernel.run("print(job._guardian.wait(30), job.run.status, job.run.reason)")
-    assert said == "0 stopped the launcher got SIGTERM, so it was stopped\n"
+    assert said == "0 stopped the launcher received SIGTERM, so the job was stopped\n"
     button.wait_for(state="detached", timeout=15_000)
     assert page.locator("#trouble").inner_text() == ""
     assert run

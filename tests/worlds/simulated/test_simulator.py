@@ -36,7 +36,7 @@ def test_a_ring_of_sends_above_the_eager_limit_is_told_by_every_rank_call_and_li
         run(send_then_receive, 3, computes=computes)
     where = f"{HERE}:{line_of('# first all send')}"
     assert str(told.value) == (
-        "deadlock after 0 s of virtual time: nobody can go on and no message is under way: "
+        "deadlock after 0 s of virtual time: no rank can continue and no message is under way: "
         f"rank 0 in send of 80,000 bytes to rank 1 (tag 3) at {where}; "
         f"rank 1 in send of 80,000 bytes to rank 2 (tag 3) at {where}; "
         f"rank 2 in send of 80,000 bytes to rank 0 (tag 3) at {where}"
