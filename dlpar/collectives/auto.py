@@ -1,4 +1,4 @@
-"""Choice of the fastest all-reduce for a size, a number of ranks and a link. MPI and NCCL do the same.
+"""Choice of the fastest all-reduce for a size, a number of ranks and a link. MPI and NCCL do this, too.
 
 Source: Thakur, Rabenseifner and Gropp (IJHPCA 2005), sections 3 to 5.
 """
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 Count = tuple[float, float, float, float]
-"""Factors of the four fields of :class:`Speed`: latencies, tensors on a port, tensors while all ranks cross
-nodes, and messages queued for a processor.
+"""Cost of an all-reduce, as a multiple of each field of :class:`Speed`.
+
+These are latencies, tensors through a port, tensors sent while all ranks cross nodes, and messages that queue
+for a processor.
 """
 
 
 def _tree(n: int) -> list[Count]:
-    """Count a binomial tree's steps and bytes.
+    """Return the cost of a binomial tree.
 
     If N is not a power of two, some messages queue at a parent.
     """
@@ -32,7 +34,7 @@ def _tree(n: int) -> list[Count]:
 
 
 def _folded(n: int) -> list[Count]:
-    """Count the steps and bytes of halving and doubling.
+    """Return the cost of halving and doubling.
 
     Ranks beyond the largest power of two hand over their tensor and later receive the sum.
     """
@@ -46,8 +48,8 @@ FORMS: dict[str, Callable[[int], list[Count]]] = {
     "tree": _tree,
     "star": lambda n: [(2, 2 * n - 2, 0, 0), (2, 2, 0, 2 * n - 4)],
 }
-"""Counts for n ranks, by algorithm. The slowest count decides: a star waits for the port or the processor of
-its root.
+"""Costs for n ranks, by algorithm. The highest of several costs decides: a star waits for the port or the
+processor of its root.
 """
 
 
@@ -71,7 +73,7 @@ def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
 
 
 def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
-    """Time messages of 1 and of `length` elements.
+    """Measure the speed of messages of 1 and of `length` elements.
 
     First only the first and the last rank exchange them, then all ranks do. Collective.
 

@@ -45,7 +45,9 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> Non
 
 
 def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
-    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank. Other chunks hold partial sums.
+    """Reduce-scatter over the ring: each rank ends with the sum of chunk ``rank + 1`` (mod N).
+
+    Other chunks hold partial sums.
 
     Parameters
     ----------
@@ -159,10 +161,10 @@ def library_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, like the ring (MPI_Reduce_scatter)."""
+    """Sum chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
     comm.reduce_scatter([*chunks[1:], chunks[0]])  # the library leaves chunk i on rank i, so 1 comes first
 
 
 def library_allgather(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Copy chunk ``rank + 1`` (mod N) of every rank to all ranks, like the ring (MPI_Allgatherv)."""
+    """Copy chunk ``rank + 1`` (mod N) of every rank to all ranks, as the ring does (MPI_Allgatherv)."""
     comm.allgather([*chunks[1:], chunks[0]])

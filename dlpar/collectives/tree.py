@@ -1,4 +1,4 @@
-"""Reduces to a root and broadcasts from a root: stars, binomial trees, and Spark's shallow tree and torrent.
+"""Reductions to a root and broadcasts from a root, by stars, binomial trees, and Spark's tree and torrent.
 
 In a star the root's link carries N-1 whole tensors each way. A star is simple, but it is the slowest for
 large tensors on many ranks. A parameter server with one shard is a star.  In a tree, ranks are counted from

@@ -1,4 +1,4 @@
-"""Communication between ranks: the interface, and ghosts, which have a size but no data."""
+"""Communication between ranks: the interface, and ghosts, which are tensors without data."""
 
 from dlpar.comm.base import ANY, Arrival, Comm, Keeper, Packet, Recorder, Request, World, wait_all
 

@@ -119,9 +119,7 @@ class Traffic:
                 self._waited += self._now() - since
 
     def waits_of_device(self) -> Callable[[], float]:
-        """Collect the GPU's waits, not the host's, since the last call.
-
-        Return a function that gives their total time in seconds.
+        """Return a function that gives the seconds that the GPU, not the host, has waited since the last call.
 
         Call this function after the GPU has completed these waits.
         """
@@ -221,7 +219,7 @@ class World:
         return work()
 
     def inside(self, call: Callable[[], None]) -> None:
-        """Make a call during `work`, unless this world follows the marks of :meth:`backward`."""
+        """Make a call from within `work`. Worlds that follow the marks of :meth:`backward` skip it."""
         call()
 
     def new_step(self, step: int) -> None:
@@ -238,7 +236,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def before_death(self, why: str) -> None:
-        """Prepare for the SIGKILL of this rank on request.
+        """Prepare this rank for its requested death by SIGKILL.
 
         If ranks share a process, this call ends the rank with an error.
         """
@@ -331,7 +329,7 @@ class Comm(ABC):
 
     @abstractmethod
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Allocate a zeroed tensor in memory that all ranks of the group share on one machine."""
+        """Allocate a zeroed tensor that all ranks of the group share. They must be on one machine."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Random streams keyed by seed and purpose. No draw shifts another, and global generators do not change."""
+"""Random streams keyed by seed and purpose. They are independent of each other and of global generators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return a separate random stream for each purpose, so that no draw shifts another.
+    """Return a separate random stream for each purpose. Draws from one stream do not change another.
 
     Parameters
     ----------

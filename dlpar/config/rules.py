@@ -28,7 +28,7 @@ Messages then name the part that has this capability.
 def if_chosen(
     field: str, values: Collection[Any], why: str, others: dict[str, Collection[Any]]
 ) -> tuple[Rule, ...]:
-    """Return the rows of one choice from fields and their possible values. The rows share a reason."""
+    """Return rules that share a condition and a reason: one for each other field and its allowed values."""
     return tuple((field, values, other, allowed, why) for other, allowed in others.items())
 
 
@@ -48,7 +48,7 @@ class PartWithRules(Part):
 
 
 class Other(tuple):
-    """Marker of all values except these."""
+    """Marker for all values except these."""
 
     def __contains__(self, value: object) -> bool:
         return not super().__contains__(value)

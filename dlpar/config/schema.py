@@ -33,7 +33,7 @@ class BadData(ValueError):
 
 
 class OneOf:
-    """Marker of a text field that allows the words of a collection. Plug-ins may add words.
+    """Marker for a text field that allows the words of a collection. Plug-ins may add words.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class OneOf:
 
 
 class Only:
-    """Marker of a field that has an effect only with certain values of another field.
+    """Marker for a field that has an effect only with certain values of another field.
 
     Parameters
     ----------

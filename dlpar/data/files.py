@@ -23,7 +23,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def mnist(folder: Path) -> list[Images]:
-    """Read the images of MNIST, Fashion-MNIST or another data set of the same form.
+    """Read the images of MNIST, Fashion-MNIST or another data set in the same format.
 
     Parameters
     ----------

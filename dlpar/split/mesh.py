@@ -104,7 +104,7 @@ def shares(size: int, pieces: int) -> list[range]:
 
 
 def title(sizes: Mapping[str, int]) -> str:
-    """Name a mesh in one word, such as ``DP(2)-TP(2)-PP(1)``."""
+    """Return the name of a mesh as one word, such as ``DP(2)-TP(2)-PP(1)``."""
     letters = {"data": "DP", "pipeline": "PP", "tensor": "TP", "rows": "HP", "columns": "WP"}
     return "-".join(f"{letters.get(name, name)}({size})" for name, size in sizes.items())
 

@@ -60,9 +60,9 @@ def partition(task: Task) -> list[ModelPart]:
 
 @torch.no_grad()
 def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
-    """List the smallest parts of a model.
+    """List the units of a model, the smallest parts that stages can hold.
 
-    Each is a layer with weights, and the layers without weights that follow.
+    A unit is a layer with weights, and the layers without weights that follow.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
 
 
 def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range]:
-    """Distribute units with these costs among the parts.
+    """Return the range of consecutive units in each part.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
 
 
 def _most_even(costs: Sequence[float], parts: int) -> list[int]:
-    """Count the units of each part by dynamic programming over the remaining units."""
+    """Return the number of units in each part of the most even cut, by dynamic programming."""
     before = [0.0, *accumulate(costs)]
     if parts > len(costs):
         return []

@@ -176,7 +176,7 @@ class PipelineSplit(Split):
         self._sending.append(self.pp_group.isend(message, number % stages, tag))
 
     def _tag(self, action: Action) -> int:
-        """Number an action's message from 1.
+        """Return the tag of an action's message, at least 1.
 
         No two messages under way have the same tag.
         """
@@ -213,7 +213,7 @@ class PipelineSplit(Split):
 
 
 DIRECTION = {"F": +1, "B": -1}
-"""Forward passes send to the next stage, backward passes to the previous stage."""
+"""Distance to the stage that gets a pass's result: forward to the next, backward to the previous stage."""
 
 TIED = 0
 """Tag of a weight that two stages share, and of its gradients. No micro-batch has this tag."""
@@ -282,7 +282,7 @@ class Stage:
         return [(stage, own) for of_model, own in pairs for stage in holders[of_model] - {self.number}]
 
     def equalise_copies(self) -> None:
-        """Make copies of a weight equal if replicas run free.
+        """Make all copies of a weight equal if replicas run asynchronously.
 
         Copies drift apart, because servers update parts in different orders.
 
@@ -399,7 +399,7 @@ class Chunk:
         return result
 
     def weight(self, micro: int, samples: int) -> None:
-        """Add the weights' gradients that were delayed since the backward pass."""
+        """Compute the weight gradients that the backward pass delayed, and add them to ``grad``."""
         cost = self.later.flops(micro) if self.charges else self.flops * samples / 3
         self.task.comm.compute(lambda: self.later.end(micro), cost=cost)
 
@@ -417,11 +417,11 @@ class Chunk:
 
 
 WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
-"""Layers whose weights' gradients can be delayed."""
+"""Types of layers whose weight gradients can be delayed."""
 
 
 class Later:
-    """Backward passes in two parts for zero-bubble schedules. Gradients of weights are delayed.
+    """Backward passes in two parts for zero-bubble schedules. The second part computes weight gradients.
 
     A layer's backward pass has two products.  The previous stage waits for the gradient of the input. No
     stage waits for the gradient of the weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage

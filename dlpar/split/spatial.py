@@ -175,7 +175,7 @@ class Local(nn.Module):
 
 
 class Gather(nn.Module):
-    """Gather all pieces of an image on all ranks, flattened: (n, channels, rows, columns) to (n, features).
+    """Layer that gathers whole images on all ranks: (n, channels, rows, columns) to (n, features).
 
     Every rank computes the loss of whole images, so it has its piece's gradient without a message.
     """
@@ -191,7 +191,7 @@ class Gather(nn.Module):
         return pair(x, forward=self._gathered, backward=self._own_piece)
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """Return features in the same order as a single process does."""
+        """Return the features of whole images, ordered as in a single process."""
         self._shape = (*x.shape[:2], *map(len, self.whole))
         images = self.group.comm.empty(self._shape, x.dtype)
         parts = [images[index(place, self.whole)] for place in self.places]
@@ -327,7 +327,7 @@ class Windowed(nn.Module):
         return index(reads, self.halo.reads)
 
     def _flops(self, blocks: list[Region]) -> int:
-        """Count the FLOPs of a product. Each weight is used once for every sample and position."""
+        """Count the FLOPs of these blocks. Each weight is used once for every sample and position."""
         weight = getattr(self.layer, "weight", None)
         positions = sum(len(rows) * len(columns) for rows, columns in blocks)
         return 0 if weight is None else 2 * len(self._inputs) * positions * weight.numel()
@@ -356,7 +356,7 @@ FITTING: dict[type[nn.Module], tuple[float, Callable[[Any], bool]]] = {
     nn.MaxPool2d: (-math.inf, lambda pool: not (pool.ceil_mode or pool.return_indices)),
     nn.AvgPool2d: (0.0, lambda pool: not pool.ceil_mode and (pool.count_include_pad or not pool.padding)),
 }
-"""Layers that can be computed in pieces: each has its padding value and a check of its settings."""
+"""Types of layers that can be computed in pieces, with their padding value and a check of their settings."""
 
 
 def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
@@ -373,7 +373,7 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
 
 
 HALO = 1
-"""Tag of halos, so that MPI sends them. With NCCL both neighbours would wait to receive before they send."""
+"""Tag of halos. Tagged messages use MPI, because under NCCL two neighbours would wait for each other."""
 
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
@@ -449,7 +449,7 @@ class Halo:
         return self._exchange(given, taken, Tensor.add_)
 
     def take_back(self, of_own: Tensor, of_inputs: Tensor) -> None:
-        """Add the local inputs' gradient to the gradient of this rank's piece."""
+        """Add the gradient of inputs inside this rank's piece to the piece's gradient."""
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
     def _exchange(self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable) -> Arrive:
@@ -467,7 +467,7 @@ class Halo:
 
 
 def index(place: Sequence[range], within: Sequence[range]) -> tuple:
-    """Return the index of rows and columns in a tensor that covers `within`."""
+    """Return the index that selects rows and columns `place` in a tensor that covers `within`."""
     return (..., *(slice(p.start - w.start, p.stop - w.start) for p, w in zip(place, within)))
 
 

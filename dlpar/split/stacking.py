@@ -92,7 +92,7 @@ class StackingSplit(Split):
 
 
 def _seen_by(number: int, dataset: Dataset) -> Dataset:
-    """Return the data set with the features that a block sees, and with one empty training sample.
+    """Return the data set with the features that a block sees, and a single training sample of zeros.
 
     The features include the outputs of earlier blocks.
     """

@@ -100,7 +100,7 @@ def depth(graph: Graph) -> float:
 
 
 def stages(graph: Graph) -> dict[str, int]:
-    """Number the stages of a driver. Stages begin after wide dependencies.
+    """Return the number of the driver's stage for each task. A stage begins after wide dependencies.
 
     A dependency is narrow if no other task takes the parent's result, and the child takes no other result.
     """

@@ -276,7 +276,7 @@ class ParallelOutput(nn.Module):
 
 
 class Gathered(nn.Module):
-    """Gather all ranks' pieces after a last layer that is cut by outputs."""
+    """Layer that gathers all ranks' pieces after a last layer that is cut by outputs."""
 
     def __init__(self, group: TensorGroup, total: int) -> None:
         super().__init__()

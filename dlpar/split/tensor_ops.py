@@ -41,9 +41,7 @@ Pause = Callable[..., AbstractContextManager]
 
 
 class TensorGroup:
-    """Tensor-parallel group, as a layer's operators use it.
-
-    It holds the ranks over which the layer is cut.
+    """Tensor-parallel group: the ranks over which a layer is cut, and the collectives that it uses.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Gossip: each replica averages its weights with a few others, without a central node or a global sum.
+"""Gossip: each replica averages its weights with a few other replicas, without a central node or a global sum.
 
 Let W be the mixing matrix. A worker's step has one of two orders:
 

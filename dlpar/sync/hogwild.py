@@ -158,7 +158,7 @@ class ConflictMeter:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Add the recent gradients to the sums in double precision. Add their magnitudes to the path."""
+        """Add the recent gradients to ``sum``, and their magnitudes to ``path``, in double precision."""
         recent, self.held = self.recent[: self.held], 0
         self.sum += recent.sum(axis=0, dtype=np.float64)
         self.path += np.abs(recent).sum(axis=0, dtype=np.float64)

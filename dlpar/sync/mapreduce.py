@@ -82,7 +82,7 @@ class MapReduce(Scheme):
             self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=self.parameters)
 
     def _weigh(self, weight: float, scale: float) -> None:
-        """Write this partition's weighted vector."""
+        """Write this partition's scaled gradient, its weighted loss and its count to the vector to sum."""
         torch.mul(self.replica.gradient, scale, out=self.gradient)
         self.loss_here.copy_(self.replica.loss).mul_(weight)  # a pipeline's loss is a float
         self.count_here.fill_(weight)

@@ -1,4 +1,4 @@
-"""Roles after deaths. Spares take empty seats, and other workers share the work of the dead."""
+"""Roles after deaths. Spares take empty seats, or the other workers share the work of dead workers."""
 
 from __future__ import annotations
 

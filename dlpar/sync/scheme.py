@@ -93,7 +93,7 @@ class Scheme:
 
 
 class Tickets:
-    """Distribute steps × workers worker-steps over all workers. Each worker-step is done once. Collective.
+    """Shared count that gives each of steps × workers worker-steps to one worker. Collective.
 
     Parameters
     ----------

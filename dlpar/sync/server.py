@@ -87,7 +87,7 @@ class Server:
         self.started = pushing * self.per_answer
 
     def form(self) -> None:
-        """Copy the predecessor's weights and optimizer state in a chain of servers. Collective."""
+        """Form the chain of servers: each copies its predecessor's weights and optimizer state. Collective."""
 
     def resume(self, done: int) -> None:
         """Answer all clients of a run resumed after `done` global steps.

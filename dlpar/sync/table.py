@@ -109,7 +109,7 @@ class Table:
         self.counts.update(added=int(far.sum()), held_back=int((~far).sum()))
 
     def leave(self) -> None:
-        """Send the rows held back, and end. The servers end after all workers."""
+        """Send the remaining additions, and leave. The servers end after all workers have left."""
         self.clock(threshold=0.0)
         wait_all(self.sending)
         for server in self.servers:

@@ -40,7 +40,7 @@ FAR = (16, 1 << 20, 1 << 22)
 """
 
 SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1, "device": "cpu"}}
-"""Fields of the experiment of every run. Runs are on the CPU, whose link is also measured."""
+"""Fields of every run's experiment. Runs use the CPU, because the link is measured between CPU processes."""
 
 
 def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:

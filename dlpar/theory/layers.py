@@ -27,7 +27,7 @@ INPUTS = {
 """Shape of a sample by data set: channels, height and width of an image; features; or number of words."""
 
 BOUNDARY = "boundary after "
-"""Prefix of the last layer on one side of a pipeline's boundary."""
+"""Prefix that makes a layer's name the name of the pipeline's boundary after this layer."""
 
 SHARED = "gradients of shared weights"
 """Name of the traffic outside layers: sums of the gradients of weights that several ranks hold."""
@@ -232,9 +232,9 @@ def transformer_layer_elements(batch: int, context: int, width: int, ranks: int)
 def redundant_pieces(
     batch: int, inputs: int, neurons: int, ranks: int, redundancy: float
 ) -> tuple[int, int, int]:
-    """Return the pieces that each of t ranks sends t-1 times.
+    """Return the elements of each message of activations, of gradients and of weights.
 
-    The layer is fully connected and has redundancy.
+    The layer is fully connected and has redundancy.  A rank sends t-1 messages of each kind.
 
     Each rank has n/t neurons with i inputs.  All ranks compute c of these neurons.  For b samples:
 

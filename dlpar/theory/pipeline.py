@@ -189,7 +189,7 @@ def idle_share(bars: Iterable[Bar]) -> float:
 
 
 def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
-    """Return the maximum number of micro-batches, each of one chunk, whose activations a stage holds."""
+    """Return the maximum number of pairs of a micro-batch and a chunk whose activations a stage holds."""
     change = {"F": 1, "W" if has_weight_pass else "B": -1}
     return max(accumulate(change.get(action.kind, 0) for action in actions), default=0)
 

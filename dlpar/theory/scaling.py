@@ -92,9 +92,9 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
 
 
 def expected_slowest(workers: int, timing: Timing) -> float:
-    """Return E[max], which is at least 1.
+    """Return E[max], the expected time of the slowest of N workers divided by one worker's mean time.
 
-    E[max] is the expected time of the slowest of N workers, divided by the mean time of one worker.
+    It is at least 1.
 
     A bulk-synchronous step takes the mean times this factor: 1 for constant times, and
     1 + 1/2 + ... + 1/N for exponential times.

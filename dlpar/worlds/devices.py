@@ -9,7 +9,7 @@ from typing import NamedTuple
 MIB = 1 << 20
 
 CONTEXT = 100e6
-"""Minimum bytes of a process on a GPU without its tensors. It is assumed: 300 MB or more is usual."""
+"""Assumed minimum of the GPU memory, in bytes, that a process takes besides its tensors. 300 MB is usual."""
 
 
 class Gpu(NamedTuple):
@@ -44,7 +44,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def trial(number: int) -> str:
-    """Compute on the GPU with this number. Return the reason for a failure in one line, or nothing."""
+    """Compute on the GPU with this number. Return one line with the reason for a failure, or ``""``."""
     import torch  # here: a launcher need not load it
 
     try:

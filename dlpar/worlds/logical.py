@@ -1,4 +1,4 @@
-"""Worlds with their own clock: times of computations, and collectives as a library implements them."""
+"""Base classes of worlds with their own clock: times of computations, and stand-ins for a library."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LogicalWorld(World):
 
 
 class LogicalComm(Comm):
-    """Communicator whose library is dlpar's own collectives. Their bytes are not counted.
+    """Communicator that uses dlpar's own collectives instead of a library's, and does not count their bytes.
 
     All-reduce and reduce-scatter use a ring, and reduce and broadcast use a tree, for tensors of any layout.
     """

@@ -38,8 +38,7 @@ _ADDED_BY_MPI = {
 
 
 DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-"""Classes of errors with which MPI reports a death: directly, to a receive from any source, and second-hand.
-"""
+"""Classes of MPI errors that report a death: directly, to a receive from any source, and by a revoked group."""
 
 
 @contextmanager
@@ -234,7 +233,7 @@ class MPIComm(Comm):
         self._added(tensor, lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root))
 
     def _added(self, tensor: torch.Tensor, add: Callable[[list[Any]], None]) -> None:
-        """Sum the tensor with the library, in place. The library gets pieces that it can count."""
+        """Sum the tensor with the library, in place, in pieces that are small enough for 32-bit counts."""
         self.traffic.hidden()
         host, kind = _addable(tensor)
         for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
@@ -344,7 +343,7 @@ def whole(wire: torch.Tensor) -> list[Any]:
 
 @cache
 def _type_of(nbytes: int) -> MPI.Datatype:
-    """Make an MPI type of this many bytes, as whole pieces and a rest."""
+    """Make an MPI type of this many bytes, as whole pieces and a remainder."""
     count, rest = divmod(nbytes, PIECE)
     kinds = [MPI.BYTE.Create_contiguous(PIECE), MPI.BYTE]
     return MPI.Datatype.Create_struct([count, rest], [0, count * PIECE], kinds).Commit()

@@ -172,7 +172,7 @@ class PacedWorld(LogicalWorld):
 
 
 class PacedComm(LogicalComm):
-    """One rank of a group in a paced world. Its machine's other ranks see the same files (``mpi``).
+    """One rank of a group in a paced world.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ HEAD = 8
 
 
 class Link:
-    """One end of a socket. Its methods raise `ConnectionError` once the other end has closed.
+    """Link to another process, through a socket. Its methods raise `ConnectionError` once the other end has closed.
 
     Parameters
     ----------
@@ -89,7 +89,8 @@ class Link:
 
 
 AHEAD = 0.01
-"""Seconds by which a computation may begin early. So ranks sleep seldom, and a late wake-up delays no rank.
+"""Seconds by which a computation may begin early. Ranks therefore sleep rarely, and a late wake-up delays no
+rank.
 """
 
 EARLY = 0.25
@@ -146,12 +147,12 @@ FULL = 400
 """Maximum number of calls queued for the next flush."""
 
 ORPHANED = 5.0
-"""Seconds in which the job's guardian ends a rank that lost its referee. The rank's own error would mislead.
+"""Seconds that a rank without its referee waits for the job's guardian to end it. Its own error would mislead.
 """
 
 
 class Line:
-    """End of a line from one activity to the referee.
+    """Connection of one activity to the referee.
 
     Parameters
     ----------

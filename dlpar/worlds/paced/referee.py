@@ -1,4 +1,4 @@
-"""Referee of a paced world. It simulates only sizes, with a real process for each rank.
+"""Referee of a paced world: a simulator that handles only message sizes for ranks in real processes.
 
 The code of the simulated world decides ports, queues, any-source receives, locks and deadlocks.  The referee
 runs on a thread of rank 0's process. It receives the calls of all ranks over a socket in the job's folder.

@@ -179,9 +179,7 @@ def placement(
 
 
 def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> tuple[float, float]:
-    """Return the bytes charged for each byte sent.
-
-    Also return the devices' FLOP/s on the experiment's model.
+    """Return the bytes charged for each byte sent, and the devices' FLOP/s on the experiment's model.
 
     If ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and bytes are scaled to
     those of the workload. If messages carry only sizes, these are the workload's own sizes.

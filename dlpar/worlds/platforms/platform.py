@@ -94,7 +94,7 @@ class Timing(Part):
 
 
 class Link(FromFile):
-    """Carrier of messages.
+    """Network link with a latency and a bandwidth.
 
     B bytes take ``latency + B / bandwidth`` seconds, the model of Hockney (1994).
 

@@ -58,7 +58,7 @@ class Layer(FromFile):
 
 
 class Payload:
-    """Model as a network sees it: a list of layers.
+    """Bytes that a model sends: the gradients of its layers.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Payload:
 
 
 class Workload(FromFile, Payload):
-    """Model as a network and a device see it.
+    """Workload of a model: the bytes that it sends and the FLOPs that it computes, by layer.
 
     Instead of layers, `parameters` and `flops` of the whole may be given. They then form one layer.
 

@@ -527,7 +527,7 @@ class VirtualTraffic(Traffic):
         return sum(comm.box.waited for comm in self.comms)
 
     def waiting(self, blocked: Callable[[], T]) -> T:
-        """Run a call that blocks. Its seconds are counted at the wait."""
+        """Run a call that blocks. The mailbox already counts its seconds."""
         return blocked()
 
     def hidden(self) -> None:

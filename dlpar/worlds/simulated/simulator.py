@@ -27,7 +27,7 @@ class Deadlock(RuntimeError):
 
 
 class LostRank(RuntimeError):
-    """Error: a rank has died for which others would wait."""
+    """Error: a rank that others would wait for has died."""
 
 
 class Died(RuntimeError):
@@ -267,7 +267,7 @@ class Interrupted:
 
 
 MOST = 8
-"""Maximum numbers of waiting activities, and of ended ranks, listed in a story."""
+"""Maximum numbers of waiting activities, and of ended ranks, listed by :func:`story`."""
 
 
 def story(
