@@ -28,8 +28,8 @@ def build(experiment: Experiment, dataset: Dataset, draws: bool = True) -> nn.Se
     inputs otherwise (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
     outputs of a transformer block's two parts are divided by sqrt(2 depth) (both Radford et al. 2019).  In a
     regression the initial weights of an mlp's last two layers are scaled by sqrt(8 / width).  The curvature
-    of a squared error grows with the squared length of the last hidden output.  From a length of 10, SGD at a
-    rate of 0.1 may diverge.
+    of a squared error grows with the squared length of the last hidden output.  From a value of 10, SGD at a
+    learning rate of 0.1 may diverge.
 
     Each tensor has its own random stream, keyed by seed and name, so all ranks draw the same weights. Weights
     are drawn in float64 and rounded to float32 if needed.

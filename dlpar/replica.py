@@ -152,7 +152,7 @@ class Replica:
         self.look_at(weights)
 
     def look_at(self, weights: torch.Tensor) -> None:
-        """Use `weights` without a copy until the next call. They have the same shape and type."""
+        """Let the model use these weights, without a copy, until the next call. Shape and type are the same."""
         self._compute(lambda: self._look_at(weights))
 
     def _look_at(self, weights: torch.Tensor) -> None:
@@ -172,7 +172,7 @@ class Replica:
             parameter.grad = None
 
     def collect(self) -> None:
-        """Write the gradients of a step's backward passes to `gradient`, unless they are there."""
+        """Write the gradients of a step's backward passes to `gradient`, unless they are already there."""
         if not self.collects:
             return
         pairs = [(view, p.grad) for view, p in zip(self._gradients, self._parameters) if p.grad is not None]

@@ -63,7 +63,7 @@ def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks
 def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    It is a star reduce to rank 0, followed by a star broadcast.
+    It is a star reduction to rank 0, followed by a star broadcast.
 
     This takes ``2 (N-1)`` messages of the whole tensor, all over rank 0's link.
 
@@ -197,7 +197,7 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    It is a tree reduce to rank 0, followed by a tree broadcast.
+    It is a tree reduction to rank 0, followed by a tree broadcast.
 
     This takes ``2 (N-1)`` messages of the whole tensor in ``2 ceil(log2 N)`` rounds.
 

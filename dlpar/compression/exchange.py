@@ -105,7 +105,7 @@ class LossyComm:
     """Communicator that sends float tensors as a codec's bytes, with error feedback at the sender.
 
     The inner communicator handles all other calls and tensors.  A sender has one memory for each
-    (destination, tag, length).  Use each of these only for tensors of one meaning.  Each hop of an all-reduce
+    (destination, tag, length).  Use each of these only for tensors of one kind.  Each hop of an all-reduce
     compresses its partial sum again, so ranks may end with different sums.  Use it where one rank's result
     counts, as in a tree-aggregate.
 

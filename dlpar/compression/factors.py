@@ -87,7 +87,7 @@ class Factors:
 
 @dataclass
 class FactorCode(Codec):
-    """Codec of factors for a server.
+    """Codec that encodes factors for a server.
 
     The server computes its range of the gradient from a push of `rows`.
 

@@ -179,7 +179,7 @@ def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Division by the standard deviation would give a sample a squared length equal to its number of pixels.
     Longer inputs need a lower learning rate for stable SGD. So the squared length is capped at 256, where a
-    rate of 0.1 suits all three data sets.
+    learning rate of 0.1 suits all three data sets.
     """
     values = pixels.astype(np.float32)
     mean = values.mean(axis=(0, 2, 3), dtype=np.float64)

@@ -81,7 +81,7 @@ class Sampler:
             self._streams = [_Stream(own, on, e.seed, "shard", worker) for worker, own in enumerate(members)]
 
     def count(self, worker: int) -> int:
-        """Return the number of `worker`'s samples (0-based) in each step, before a fraction below 1 applies."""
+        """Return the number of samples of `worker` (0-based) in a step, before map-reduce keeps a fraction of them."""
         return self._counts[worker]
 
     def indices(self, step: int, worker: int) -> Tensor:

@@ -1,8 +1,8 @@
 """ZeRO stage 3: data parallelism in which each rank keeps a chunk of each layer instead of the model.
 
 Ranks gather a layer's weights just before each forward and backward pass, and free them just after it.  Ranks
-add up the layer's gradient as soon as it is finished, and each keeps its chunk.  So 1/N of the memory costs
-1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
+add up the layer's gradient as soon as it is finished, and each keeps its chunk.  So a rank needs 1/N of the
+memory, but sends 1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
 7.2.2).
 """
 

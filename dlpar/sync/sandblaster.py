@@ -79,7 +79,7 @@ def sandblaster(
     backup : bool, default True
         When all portions are assigned, assign unfinished portions again. A shard takes the first result.
     slow : float, default 1
-        Factor on the last worker's time for a portion.
+        Factor that multiplies the last worker's time for a portion.
     """
     if min(shards, portions) < 1:
         raise ValueError(f"portions: got {portions} for {shards} shards, allowed is 1 or more of both")
@@ -95,7 +95,7 @@ def sandblaster(
 
 
 class _Shards:
-    """Commands of the coordinator. Each consists of five numbers, for vectors of any length."""
+    """The coordinator's view of the shards. A command has five numbers, for vectors of any length."""
 
     def __init__(self, comm: Comm, shards: int, portions: int, backup: bool) -> None:
         self.comm, self.ranks, self.portions, self.backup = comm, range(1, shards + 1), portions, backup

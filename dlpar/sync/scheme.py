@@ -38,7 +38,7 @@ class Scheme:
     """Choices that the scheme made at its start, for the record."""
 
     kept: tuple[str, ...] = ("optimizer",)
-    """Attributes with the scheme's state, for snapshots."""
+    """Names of the attributes that hold the scheme's state, for snapshots."""
 
     first = 0
     """Number of the first step."""
@@ -71,7 +71,7 @@ class Scheme:
         self.comm.compute(step, cost=2 * self.replica.gradient.numel())
 
     def spread(self, span: Callable[[str], AbstractContextManager]) -> None:
-        """Send the others the part that only this worker has updated, in a recorded span.
+        """Send the other workers the weights that only this worker has updated, in a recorded span.
 
         By default nothing is sent.
         """

@@ -1,6 +1,6 @@
 """Server side of the parameter server: hold a range of the weights, and answer clients.
 
-Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the rate divided by staleness;
+Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the learning rate divided by staleness;
 Chen et al., "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981), for backup workers.
 """
 

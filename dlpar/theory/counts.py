@@ -95,7 +95,7 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
 
 
 def named(name: str, **numbers: int) -> str:
-    """Check the numbers of a call. Return the name of a collective in `COLLECTIVES`.
+    """Return the name of a collective in `COLLECTIVES`, after a check of the numbers of its call.
 
     Raises
     ------

@@ -23,7 +23,7 @@ RESTARTING = 0.1
 
 
 class Pace:
-    """Seconds of one rank's computations.
+    """Pace of a rank: the seconds that its computations take.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Pace:
 
 
 class LogicalWorld(World):
-    """Environment of a rank on a platform on paper.
+    """Environment of a rank whose times come from a platform on paper.
 
     Parameters
     ----------

@@ -174,6 +174,8 @@ class PacedWorld(LogicalWorld):
 class PacedComm(LogicalComm):
     """One rank of a group in a paced world.
 
+    Its `mpi` holds only this rank, because the ranks of a paced world are on one machine and share its files.
+
     Parameters
     ----------
     world : PacedWorld

@@ -48,7 +48,10 @@ class Parcels:
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
-        """Find out on rank 0 whether senders must help. Rank 1 takes part, and avoids MPI until the end."""
+        """Return on rank 0 whether senders must help MPI.
+
+        Rank 1 sends the probe, and must not call MPI again until rank 0 has the result.
+        """
         probe = torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)

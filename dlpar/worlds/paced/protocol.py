@@ -1,5 +1,5 @@
-"""Protocol of paced ranks and their referee. Calls have names, and an answer carries the clock at the end of
-its call.
+"""Protocol between paced ranks and their referee. Calls have names, and an answer carries the clock at the
+end of its call.
 
 A rank sends its calls in batches, each a list of tuples: the name of a method of
 :class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers waiting calls one by one.

@@ -26,7 +26,7 @@ from dlpar.worlds.simulated.run import simulated_world
 from dlpar.worlds.simulated.simulator import Activity, Deadlock, LostRank, story
 
 JOINING = 60.0
-"""Seconds within which ranks must call."""
+"""Seconds that the referee waits for ranks to connect."""
 
 
 class Referee:
@@ -46,7 +46,7 @@ class Referee:
     Attributes
     ----------
     address : str
-        The socket that ranks call.
+        The socket to which ranks connect.
     zero : float or None
         ``time.monotonic()`` when the first rank's clock advanced.
     counters, locks : dict
@@ -86,7 +86,7 @@ class Referee:
         self.thread.start()
 
     def link(self, rank: int, activity: int) -> Link:
-        """Return the link to a rank's activity, once it has called."""
+        """Return the link to a rank's activity, once it has connected."""
         while (rank, activity) not in self.links:
             end, _ = self.door.accept()
             end.settimeout(None)
@@ -381,7 +381,7 @@ class Parcel:
 
 
 class Room:
-    """Buffer for any message. The rank checks whether its own is large enough."""
+    """Buffer that is large enough for any message. The rank itself checks its own buffer."""
 
     nbytes = 1 << 62
 

@@ -147,7 +147,7 @@ def _device(value: Any) -> Any:
 
 
 class Platform(FromFile):
-    """Cluster on paper.
+    """Cluster on paper: nodes of devices, joined by links.
 
     A message between ranks of one node takes the `inside` link, where every rank has its own port. A message
     between nodes takes the `between` link.

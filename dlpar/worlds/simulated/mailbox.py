@@ -18,13 +18,13 @@ class Message:
     Attributes
     ----------
     left, done : float
-        Seconds at which the message has left the sender's port, and at which it has arrived completely.
+        Times, in seconds, at which the message has left the sender's port and has arrived completely.
     payload : Any
         A copy of the tensor that was sent.
     sender : Activity or None
         The sender, if it waits until a matching receive is posted.
     met : float or None
-        Seconds at which a matching receive was posted.
+        Time, in seconds, at which a matching receive was posted.
     overhead : float
         Seconds for which a processor is busy at each end, if messages keep processors busy.
     box : Mailbox

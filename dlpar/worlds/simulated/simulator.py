@@ -35,7 +35,7 @@ class Died(RuntimeError):
 
 
 DETECTING = 0.1
-"""Seconds from a rank's death until all others are told, on a clock other than the wall's."""
+"""Seconds from a rank's death until all others are told, on a logical or virtual clock."""
 
 
 class Activity:
