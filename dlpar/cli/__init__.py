@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "Report what this machine can run."),
     "rehearse": ("rehearse", "Run every preset of the labs before a class does."),
     "hub": ("classroom", "Start a JupyterHub for a class."),
-    "slots": ("classroom", "Give out this machine's job slots in fair turns."),
+    "slots": ("classroom", "Share this machine's job slots fairly."),
     "release": ("classroom", "Make the students' version of the labs."),
     "grade": ("classroom", "Grade the exercises that students handed in."),
 }  # fmt: skip
@@ -116,7 +116,7 @@ def _program(first: str) -> typer.Typer:
 
 
 def _about(command: Callable[..., int]) -> tuple[str, dict[str, tuple[str, str]]]:
-    """Parse a command's docstring: the text, and each parameter's value word and help."""
+    """Parse a command's docstring: the text, and each parameter's placeholder and help."""
     text, _, section = inspect.getdoc(command).partition("\n\nParameters\n----------\n")
     found = re.findall(r"^(\w+) : (.+)\n((?: +.+\n?)+)", section, re.M)
     return text, {name: (word, " ".join(lines.split())) for name, word, lines in found}

@@ -60,9 +60,9 @@ def hub(
     port : N
         1 to 65535.
     certificate : FILE
-        For TLS, in PEM.
+        TLS certificate, in PEM format.
     key : FILE
-        For TLS, in PEM.
+        Private key of the certificate, in PEM format.
     labs : FOLDER
         The shared labs; default: this checkout's. If labs have solutions, students get a version without
         them.
@@ -128,7 +128,7 @@ def slots(
     longest: Annotated[float, typer.Option(min=0.01)] = LONGEST_TURN / 60,
     socket: Path | None = None,
 ) -> int:
-    """Give out this machine's job slots in fair turns.
+    """Share this machine's job slots fairly.
 
     The command runs until Ctrl-C. Options ask for the state of slots, or pause jobs. Real and paced jobs of
     all users wait in one queue. Simulated jobs take no slot. A job with more ranks than slots takes all
@@ -179,7 +179,7 @@ def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
 
 
 def _keep(keeper: Keeper, until: Callable[[], bool]) -> None:
-    """Serve in a separate process, and start another process if something else ends it."""
+    """Serve in a separate process, and restart this process if it ends too early."""
     while not until():
         server = multiprocessing.get_context("fork").Process(target=_served, args=(keeper, os.getpid()))
         server.start()
@@ -250,7 +250,7 @@ def grade(
         A folder with a folder of notebooks for each student, or a path with {student} in it:
         '/home/{student}/dlpar-labs'.
     course : FOLDER
-        nbgrader's course with points and feedback. It is private, and made if missing.
+        nbgrader's course with points and feedback. It is private, and created if missing.
     labs : FOLDER
         The masters; default: this checkout's labs.
     lab : NAMES

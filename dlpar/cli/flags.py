@@ -287,7 +287,7 @@ def named_as_flags() -> Iterator[None]:
 
 
 def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experiment]) -> None:
-    """Print on standard error the typed flags that affect no experiment.
+    """Warn on standard error about typed flags that affect no experiment.
 
     A sweep often has such flags.
 
@@ -336,7 +336,7 @@ def _value_at(experiment: Experiment, path: str, absent: Any = None) -> Any:
 
 
 def _written(value: Any) -> str:
-    """Return a value as typed. Floats have the fewest digits that restore them."""
+    """Return a value as a user would type it. Floats have the fewest digits that restore them."""
     if isinstance(value, dict):
         return ",".join(f"{key}={_written(number)}" for key, number in value.items())
     if isinstance(value, tuple):

@@ -45,7 +45,7 @@ def platforms(which: Annotated[str | None, typer.Argument()] = None, as_json: As
 
 
 def print_platform(which: Platform, as_json: bool) -> None:
-    """Print everything about a platform. JSON output describes the same platform as a file."""
+    """Print everything about a platform. The JSON output has the format of a platform file."""
     if as_json:
         print(json.dumps(which.model_dump(mode="json"), indent=1))
         return

@@ -21,10 +21,10 @@ from dlpar.lab.labels import with_world
 from dlpar.worlds.simulated.failures import LOST
 
 LOG_LINES = 20
-"""Number of last lines of a run's log that are shown."""
+"""Number of lines shown from the end of a run's log."""
 
 SUMMED_UP = 16 << 20
-"""Maximum bytes of records that are summarised at once, for a run without a summary."""
+"""Maximum bytes of records that are summarised without ``--json``, for a run without a summary."""
 
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary in a list of runs."""

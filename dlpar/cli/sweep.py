@@ -60,7 +60,7 @@ def sweep(
     experiment : FILE
         Experiment in JSON, whose fields the flags override; - is standard input.
     jobs : N
-        Number of simulations at the same time.
+        Number of simulations that run at the same time.
     csv : FILE
         File into which the table is also written.
     figure : FILE.html

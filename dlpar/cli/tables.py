@@ -32,7 +32,7 @@ def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) ->
     Parameters
     ----------
     heads : mapping
-        Head of each column, by the name of its values in the rows.
+        Heading of each column, by the name of its values in the rows.
     rows : iterable of mapping
         Text, or numbers by name: shares, seconds of a step, others; None if there is none.
     """

@@ -37,7 +37,7 @@ MOST_RANKS = 16
 """Maximum number of drawn ranks."""
 
 WIDE = 40
-"""Characters of the progress bar, and of the loss curve below it."""
+"""Width of the progress bar and of the loss curve below it, in characters."""
 
 SECONDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
 """Kinds of time in a step's record, and the phases that give their colours in every figure."""
@@ -100,7 +100,10 @@ class Progress:
         return {rank: [part / (sum(parts) or 1.0) for part in parts] for rank, parts in sums.items()}
 
     def curve(self, signs: str) -> str:
-        """Return the loss after each part of the run as one of `signs`. The first sign is the lowest."""
+        """Draw the loss curve as text, with one of `signs` for each part of the run.
+
+        The first sign is the lowest.
+        """
         low, most = min(self.losses, default=0.0), max(self.losses, default=0.0)
         unit = (most - low) / (len(signs) - 1) or 1.0
         return "".join(signs[round((loss - low) / unit)] for loss in self.losses)

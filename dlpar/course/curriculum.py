@@ -104,7 +104,7 @@ def course() -> HTML:
 
 
 class SelfTest(Page):
-    """Ask a few questions about a lab's prerequisites. The page checks each answer and stores nothing.
+    """Self-test on a lab's prerequisites. The page checks each answer and stores nothing.
 
     Parameters
     ----------
@@ -146,9 +146,9 @@ class Term(NamedTuple):
 
 
 class Tooltips(anywidget.AnyWidget):
-    """Underline each term with dots at its first use. Explain it on hover, tap or focus.
+    """Tooltips that explain terms. Each term has a dotted underline at its first use.
 
-    The page does all this without the kernel.
+    An explanation appears on hover, tap or focus. The page does all this without the kernel.
     """
 
     _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))

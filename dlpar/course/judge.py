@@ -270,7 +270,7 @@ def judge_on_ranks(
     arguments : tuple
         Further arguments of the program.
     who : str
-        Plural of a rank in messages.
+        Plural noun for ranks in messages.
 
     Returns
     -------
@@ -316,7 +316,7 @@ def judge_steps(
     Parameters
     ----------
     student, workers, praise, hints, timeout
-        As of :func:`judge_on_ranks`.
+        As in :func:`judge_on_ranks`.
     program : callable
         ``program(comm, student)`` yields the values of each step on a rank.
     steps : callable

@@ -208,7 +208,7 @@ def most_held(run: Run, *kinds: str) -> int:
 def measured(
     measure: Callable[[Run], float], holds: Callable[..., Any], said: str, relative: bool = False
 ) -> Callable[[Any], Shown]:
-    """Check one measure of each run.
+    """Return a check of one measure of each run.
 
     Parameters
     ----------
@@ -233,12 +233,12 @@ def measured(
 
 
 def learns(least: float) -> Callable[[Run], Shown]:
-    """Check that a run classifies at least this share of held-out samples correctly."""
+    """Return a check that a run classifies at least this share of held-out samples correctly."""
     return measured(accuracy, lambda share: share >= least, "{:.1%} held-out accuracy")
 
 
 def same_losses(most: float) -> Callable[[Any], Shown]:
-    """Check that all runs' losses differ by less than this share of the first run's."""
+    """Return a check that all runs' losses differ by less than this share of the first run's."""
 
     def shows(runs: Any) -> Shown:
         worst = apart(*(runs.values() if isinstance(runs, Mapping) else runs))
@@ -248,7 +248,7 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
 
 
 def cores_limit(runs: Sequence[Run], share: float) -> Shown:
-    """Check that the speed-up is below this share of the last run's ranks.
+    """Return a check that the speed-up is below this share of the last run's ranks.
 
     The speed-up compares the last run with the first, which has one rank.
     """
@@ -257,5 +257,5 @@ def cores_limit(runs: Sequence[Run], share: float) -> Shown:
 
 
 def on(experiments: Iterable[Experiment], *workers: int) -> list[Experiment]:
-    """Return each experiment for each number of workers."""
+    """Return a copy of each experiment for each number of workers."""
     return [each.replace(workers=n) for each in experiments for n in workers]

@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-"""Folder of the package."""
+"""Folder that contains the package."""
 
 FOR_TOOLS = re.compile(r"  # (?:noqa|type: ignore|fmt:).*?(?=  #|$)", re.MULTILINE)
 """Comments for a linter, a type checker or a formatter, hidden from students."""

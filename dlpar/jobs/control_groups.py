@@ -36,7 +36,7 @@ class AvailableMemory(NamedTuple):
     Attributes
     ----------
     total, free : int
-        All memory and free memory, of the system or of a smaller control group.
+        Total and free memory, of the system or of a smaller control group.
     limited : bool
         Whether both numbers come from the control group.
     """

@@ -25,7 +25,7 @@ OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation whose message already names the ranks."""
 
 RUNNING = "running.stack"
-"""Name of the file in which a simulation keeps the running rank's number until its end."""
+"""Name of the file that holds the number of a simulation's running rank while the simulation runs."""
 
 LEFT = "ended its process before its work was done"
 """Reason given for a rank that called ``os._exit(0)`` or the like."""
@@ -34,7 +34,7 @@ REMOVED = "the run folder was removed while the job ran"
 """Reason given for a job whose folder was removed."""
 
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/animation.py")
-"""Parts of the paths of files that carry messages. The relevant line is in their caller."""
+"""Parts of the paths of files that carry messages. A diagnosis names the line that calls them."""
 
 _THREAD = re.compile(r"hread (0x\w+).*\(most recent call first\):\n((?:  .*\n?)*)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 def by_rank(line: bytes) -> bytes:
-    """Return a line of mpiexec's output in the form of the log: ``[rank 3] text``."""
+    """Return a line of mpiexec's output in the log's format: ``[rank 3] text``."""
     for tag in _TAGS:
         if match := tag.match(line):
             return b"[rank %s] " % match[1] + line[match.end() :]
@@ -69,7 +69,7 @@ def by_rank(line: bytes) -> bytes:
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Return a file's size in bytes and the time of its last change, or (0, 0) without a file."""
+    """Return a file's size in bytes and the time of its last change, or (0, 0) if there is no file."""
     with suppress(OSError):
         return (status := path.stat()).st_size, status.st_mtime_ns
     return 0, 0
@@ -82,13 +82,13 @@ def rank_files(folder: Path) -> dict[int, Path]:
 
 
 def pids_of(folder: Path) -> dict[int, int]:
-    """Return, by process, the ranks on this machine that have written their header."""
+    """Return this machine's ranks by pid. Ranks that have not written their header are left out."""
     headers = {rank: _header(path) for rank, path in rank_files(folder).items()}
     return {h["pid"]: rank for rank, h in headers.items() if h.get("host") == os.uname().nodename}
 
 
 def still_ranks(pids: Iterable[int]) -> list[int]:
-    """Return the `pids` that are still ranks. The system may reuse a pid."""
+    """Return the `pids` that still belong to ranks. The system may reuse a pid."""
     return [pid for pid in pids if "dlpar" in text_of(Path(f"/proc/{pid}/cmdline"))]
 
 
@@ -152,7 +152,7 @@ def _signal(number: int) -> str:
 
 
 def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
-    """Name the first exception. Of ranks with the same exception, name the lowest."""
+    """Return an outcome that names the first exception, and the lowest rank that raised it."""
     first = errors[0][1]
     rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
     if error["type"] in OF_ALL:
@@ -163,7 +163,7 @@ def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
 
 
 def name_of(folder: Path, rank: int | None) -> str:
-    """Return ``rank 3``, with any role but worker in brackets.
+    """Return a rank's name, such as ``rank 3``. The role follows in brackets unless it is worker.
 
     For a simulation, return the running rank.
     """
@@ -202,7 +202,7 @@ def _log(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """Return the last line of a rank or another source, or mpiexec's reports between dashed lines."""
+    """Return a rank's last line or, without one, the log's last line or mpiexec's dashed reports."""
     parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
     said, report = _lines(parts[::2]), _lines(parts[1::2])
     of_ranks = [line for line in said + report if line.startswith("[rank")]

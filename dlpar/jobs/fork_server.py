@@ -102,7 +102,7 @@ def _socket_path() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a string that depends on every file that ranks run. It prevents ranks from running old code."""
+    """Return a fingerprint of all files that ranks run. It prevents ranks from running old code."""
     root = Path(dlpar.__file__).parent
     files = sorted(file for file in root.rglob("*") if file.suffix in READ)
     files = [file for file in files if file.relative_to(root).parts[0] not in NOT_RUN]
@@ -111,7 +111,7 @@ def _fingerprint() -> str:
 
 
 def _ask(path: Path, fingerprint: str) -> str | None:
-    """Ask a server whether it runs these files: ``fresh`` or ``stale``. Return None without a server."""
+    """Return whether a server runs these files: ``fresh`` or ``stale``. Return None if no server answers."""
     with suppress(OSError, ValueError), ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
         return next(server.messages())
     return None  # no server, or a server of another release
@@ -155,9 +155,9 @@ def main() -> None:
 
 
 class Stub(Connection):
-    """Connection of a stub or of a job.
+    """Connection from a stub or a job to the fork server.
 
-    A stub sends its standard files and a pipe. A job asks about the code.
+    A stub sends its standard files and a pipe. A job asks whether the server's code is current.
     """
 
     MOST_FILES = 4

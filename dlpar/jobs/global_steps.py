@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 LATE = 0.5
-"""Maximum seconds of a run for which readers wait for a late rank's records."""
+"""Maximum time for which readers wait for a late rank's records, in seconds of the run."""
 
 
 class GlobalStep(NamedTuple):

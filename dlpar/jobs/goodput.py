@@ -8,7 +8,8 @@ standard library.
     waiting        for other ranks: in exchanges, before the first step and after the last step
     snapshot       copies of the state
     detecting      from the last step before a death until other ranks notice it, or until the job has ended
-    restarting     until the others continue, or until the next attempt's first step; then the time of empty seats
+    restarting     until the others continue, or until the next attempt's first step; all
+                   later time of dead ranks without a spare
     done again     steps that a later attempt repeats, and the computing of interrupted steps
 """
 
@@ -27,7 +28,7 @@ Ended = tuple[float, dict[int, int]]
 
 
 def ended_in(folder: Path) -> list[Ended]:
-    """Return the ends of a run's attempts except the last."""
+    """Return an `Ended` for each attempt of a run except the last."""
     again, found = dict[int, int](), list[Ended]()
     *earlier, last = attempts_in(folder)
     for names in reversed(earlier):

@@ -134,7 +134,7 @@ class Guardian:
             key.data(key.fileobj)
 
     def _hear_owner(self, source: int) -> None:
-        """Handle the owner's requests through pipe 0: signal a rank or end the job.
+        """Handle the owner's requests on standard input: signal a rank or end the job.
 
         Also end a job that has lost its owner.
         """

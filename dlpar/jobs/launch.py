@@ -41,7 +41,7 @@ load = pickle.loads
 """Reader of results. A process that does not trust the ranks replaces it with a stricter reader."""
 
 _live: list[Job] = []
-"""Jobs that continue without a reference to their object, until this process ends."""
+"""References to running jobs, so that a job continues if the caller drops its object."""
 
 
 LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 << 26, 0)}
@@ -59,7 +59,7 @@ class JobFailed(RuntimeError):
 
 
 class Job:
-    """Job: ranks at work in a folder, and a guardian process.
+    """Job: ranks that write to a folder, and their guardian process.
 
     The job ends with the process that started the job, even if that process is killed.
 
@@ -161,7 +161,7 @@ class Job:
         self._order(rank, die=True)
 
     def pause(self, rank: int, seconds: float = 3.0) -> None:
-        """Stop a rank for this many seconds. SIGSTOP stops a real rank. Other ranks pause on their own clock.
+        """Pause a rank for this many seconds. SIGSTOP stops a real rank. Other ranks pause on their own clock.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Job:
         self._order(rank, stall=seconds)
 
     def slow(self, rank: int, factor: float = 4.0) -> None:
-        """Make a worker compute `factor` times as long from now on. A factor of 1 ends the slowdown.
+        """Make a worker's computation take `factor` times as long from now on. A factor of 1 ends the slowdown.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Find and kill processes of one account, or let them die with a parent.
+"""Find and kill an account's processes, and tie a process's life to its parent.
 
 This module uses only the standard library.
 """
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Request a signal when the parent ends. Send it now if the parent, with pid `parent`, has ended."""
+    """Ask the kernel for a signal when the parent ends. Send it now if process `parent` is no longer the parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:

@@ -26,7 +26,7 @@ from dlpar import comm
 from dlpar.comm import Comm
 
 TOGETHER = 0.02
-"""Maximum seconds of steps in one write."""
+"""Maximum duration of the steps in one write, in seconds."""
 
 SNAPSHOT = "snapshot"
 """Name of the span in which a step waits for a copy of the state."""
@@ -35,11 +35,11 @@ COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "u
 """Spans counted as computing. All others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
 
 NOTHING = 2e-6
-"""Maximum seconds of an empty span on the wall clock (on other clocks 0 s). Empty spans are not written."""
+"""Seconds up to which a span on the wall clock counts as empty (0 on other clocks). Empty spans are not written."""
 
 
 class Span:
-    """Time a phase of a step by the rank's clock, or its GPU work by the GPU's clock (:class:`DeviceClock`).
+    """Timer of a phase of a step: by the rank's clock, or for GPU work by :class:`DeviceClock`.
 
     One object serves all steps, so phases of one name do not nest.  The values in `of` are written after the
     times.  In a pipeline these are the numbers of micro-batch and chunk, with a new object for each pair.
@@ -104,7 +104,7 @@ class RankFile:
 
 
 def _nothing(thing: Any) -> None:
-    """Return null for a value that JSON cannot represent."""
+    """Return None, which JSON writes as null, for a value that JSON cannot represent."""
 
 
 class Recorder(comm.Recorder):
@@ -296,9 +296,9 @@ class DeviceClock:
     Parameters
     ----------
     comm : Comm
-        The rank.
+        Communicator of the rank.
     now : callable
-        The clock that counts its seconds.
+        Returns the seconds on the rank's clock.
     """
 
     SET_EVERY = 1.0

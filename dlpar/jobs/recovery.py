@@ -68,7 +68,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
 
 
 class Standing(NamedTuple):
-    """Standing of a rank when it learns of a death.
+    """Progress of a rank when it learns of a death.
 
     It has the rank's first number, its crew, its steps, and whether the rank was at work, not restarting.
     """

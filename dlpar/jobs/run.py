@@ -36,11 +36,11 @@ STEP_COLUMNS = [
 
 
 class NoSuchRun(LookupError):
-    """Error: no run has this name, or a folder holds no run."""
+    """Error: no run has this name, or the folder holds no run."""
 
 
 class Run:
-    """Run that is read from its folder.
+    """Live or finished run, read from its folder.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Run:
         return self.status_if(self.live)  # read before the end record, which is written while the run is live
 
     def status_if(self, live: bool) -> str:
-        """Return the status if a job holds this folder's lock, or if none does."""
+        """Return the run's status. `live` states whether a job holds this folder's lock."""
         if end := self._end():
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Reason for the run's end in one sentence. The text is empty while the run lives."""
+        """Reason for the run's end in one sentence. It is empty while the run is live."""
         lost = "its launcher was killed, or the machine went down, before the job ended"
         return end["reason"] if (end := self._end()) else lost if self.status == "lost" else ""
 
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Summary of the run so far, in the form of ``dlpar run --json``."""
+        """Summary of the run so far, as ``dlpar run --json`` prints it."""
         with suppress(OSError, ValueError, RecursionError):  # it is missing or incomplete
             kept = json.loads(read_plain(self.path / "summary.json"))
             if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
@@ -189,7 +189,7 @@ class Run:
 
         Columns: ``first`` and ``last`` step, how many were ``lost``, ``status`` and ``reason``.
 
-        The next attempt repeated lost steps.
+        The next attempt repeats the lost steps.
         """
         done = self.global_steps_of_all()
         firsts = {0: 0} | {r["attempt"]: r["resumed"] for _, r in self._of_kind("rank") if "attempt" in r}
@@ -280,7 +280,7 @@ class Run:
         return Path(path)
 
     def delete(self) -> None:
-        """Remove the folder. Raises `RuntimeError` while the run lives."""
+        """Remove the folder. Raises `RuntimeError` while the run is live."""
         if self.live:
             raise RuntimeError(f"run {self.id} is still running: stop it first")
         shutil.rmtree(self.path)

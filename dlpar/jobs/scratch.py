@@ -20,7 +20,7 @@ from dlpar.config.paths import open_plain, private_folder, runtime_folder
 def lock(path: Path, seconds: float = 0.0) -> int | None:
     """Open and lock a file, and create it if needed.
 
-    Return None if another process holds it for `seconds`.
+    Return None if another process still holds the lock after `seconds`.
 
     The kernel frees the lock when the last process that has this descriptor closes it, or dies.
     """

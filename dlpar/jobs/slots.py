@@ -1,4 +1,4 @@
-"""Job slots: a limit on the ranks of all users of a machine, shared in fair turns.
+"""Job slots: a limit on the ranks of all users of a machine, shared fairly.
 
 The keeper has one file for each slot, locked while the slot is taken.  It hands the locked
 files themselves to a job's guardian, which passes them on to mpiexec.  However the job ends, the kernel frees
@@ -47,7 +47,7 @@ MOST_EACH = 32
 
 
 LONGEST_TURN = 1800.0
-"""Seconds for which a job keeps its slots while others wait."""
+"""Maximum seconds for which a job keeps its slots while others wait."""
 
 
 class NoSlots(RuntimeError):
@@ -71,7 +71,7 @@ def usual_slots() -> int:
 
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the keeper's answer to one question of :class:`Talk`. Raises :class:`NoSlots`."""
+    """Return the keeper's answer to one request of a :class:`Talk`. Raises :class:`NoSlots`."""
     with Talk(path, question) as talk:
         return talk.hear()[0]
 
@@ -84,7 +84,7 @@ def is_kept(path: Path) -> bool:
 
 
 class Talk(Connection):
-    """Question to the keeper, and its answers.
+    """Request to the keeper, and the keeper's answers.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class Talk(Connection):
 
 
 class Asker(Connection):
-    """Connection to the keeper with one question.
+    """Connection that brings one request to the keeper.
 
     It comes from a waiting job, a running job or an observer.
     """
@@ -180,7 +180,7 @@ class Keeper:
     teachers : sequence of int
         IDs of users who may pause all jobs and see who holds slots, besides root and the keeper's own user.
     longest : float
-        Seconds for which a job keeps its slots while others wait.
+        Maximum seconds for which a job keeps its slots while others wait.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Stub that mpiexec starts in a warm launch in the place of a rank.
+"""Stub that mpiexec starts instead of a rank in a warm launch.
 
 Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  At the stub's request the fork server forks the rank with the
 stub's environment, folder and file descriptors.  The stub waits, and ends with the rank's status or by the

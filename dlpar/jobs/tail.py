@@ -139,7 +139,7 @@ class Tail:
 def lines_of(path: Path) -> Iterator[Record]:
     """Yield the records of one file from its beginning, one at a time.
 
-    Yield none if it is not a plain file.
+    Yield nothing if it is not a plain file.
     """
     with suppress(OSError), open_plain(path) as file:
         yield from filter(None, map(record_of, file))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """Open a listening socket at `path`, and replace a killed server's. `mode` defines who may connect."""
+    """Open a listening socket at `path`. A killed server's socket is replaced. `mode` defines who may connect."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -34,7 +34,7 @@ def user_of(connection: socket.socket) -> int | None:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether the other end is this account. On macOS only the private folder ensures this."""
+    """Return whether the other end belongs to this account. On macOS only the private folder ensures this."""
     return user_of(connection) in (None, os.getuid())
 
 

@@ -247,7 +247,7 @@ class Rounds(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One end of a message, seen by its rank.
+    """Send or receive of a message, logged by its rank.
 
     It holds ``send`` or ``recv``, and the rank's tensor before the event.
     """

@@ -115,7 +115,7 @@ Part = tuple[theme.Look, Sequence[float]]
 """Attributes of a part of stacked bars, and its length in each row."""
 
 Marks = Sequence[float | None]
-"""Place of a stroke across each row; None: no stroke."""
+"""Position of a stroke across each row; None: no stroke."""
 
 
 def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
@@ -137,7 +137,7 @@ def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: 
     parts : mapping of str to (dict, sequence of float)
         Name of each part -> its attributes and its length in each row. Parts without length are left out.
     marks : (str, sequence of float or None)
-        Name of the strokes and the place of each; None: no stroke.
+        Name of the strokes and the position of each; None: no stroke.
     """
     ends = map(sum, zip(*(lengths for _, lengths in parts.values())))
     places, known = list(range(len(names))), [(at, row) for row, at in enumerate(marks[1]) if at]

@@ -117,7 +117,7 @@ def _in_words(fields: dict[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """Write a setting's value briefly."""
+    """Return a setting's value as a short string."""
     if isinstance(value, str) and is_path(value):
         return Path(value).stem  # a platform or workload from a file
     if isinstance(value, tuple):

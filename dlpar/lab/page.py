@@ -58,7 +58,7 @@ class Page(anywidget.AnyWidget):
     _css = (HERE / "lab.css").read_text()
 
     address = Unicode().tag(sync=True)
-    """Name by which the page calls this widget beside all cells. Empty if a running cell delays the call."""
+    """Name by which the page calls this widget while a cell runs. Empty if calls must wait for the cell."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}

@@ -148,7 +148,7 @@ class Panel(RunPage):
         run : Run or str
             A run that has ended, or its id.
         speed : float, default 1
-            Seconds of the run's clock in one second.
+            Seconds of the run's clock per second of replay.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class Panel(RunPage):
             self._follow(replay)
 
     def leave(self) -> None:
-        """Stop the runs, and wait until the figures have ended."""
+        """Stop the runs, and wait until the figures are complete."""
         self.stop()
         if self._watch:
             self._watch.join(5)
@@ -315,7 +315,7 @@ LOOK = 2.0
 
 
 class Offer:
-    """Offer in a panel. "Take it" sets the controls, and "Undo" restores their earlier values."""
+    """Teacher's offer in a panel. "Take it" sets the controls, and "Undo" restores their earlier values."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel, self._id = panel, None
@@ -397,7 +397,7 @@ FEWEST = 3
 """Minimum number of simulated steps, because the first step begins before anything has been sent."""
 
 TOO_LONG = 2.0
-"""Seconds after which a simulation is too long to be an answer before Run."""
+"""Maximum seconds of a simulation that runs before Run is pressed. A longer one is ended."""
 
 MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
 """Worker messages that one core simulates per second, without the ranks' work and the servers' answers."""
@@ -413,7 +413,7 @@ class Foreseen(NamedTuple):
 
 
 class Ghost:
-    """Simulate a panel's settings as they change, on a thread. Only the newest change counts."""
+    """Thread that simulates a panel's settings as they change. Only the newest change counts."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel, self._guard, self._newest = weakref.ref(panel), Lock(), object()

@@ -138,7 +138,10 @@ class Drawing:
         return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
 
     def set_origin(self, seconds: float) -> None:
-        """Set the moment of the run at which a time window begins. The horizontal axis shows ms from then."""
+        """Set the moment of the run at which a time window begins.
+
+        The horizontal axis shows milliseconds since that moment.
+        """
         with self._guard:
             if seconds != self.looks["origin"]:
                 self.looks["origin"] = self._news["origin"] = seconds
@@ -239,10 +242,7 @@ class Series:
         self._size, self._sent, self.stride = len(rows), -1, 1
 
     def take_new(self) -> tuple[bool, np.ndarray]:
-        """Return ``(whole, rows)`` for a reader of all earlier calls.
-
-        The rows are the new rows or, if `whole`, all rows.
-        """
+        """Return ``(whole, rows)``: the rows added since the last call or, if `whole` is true, all rows."""
         whole, start = self._sent < 0, max(self._sent, 0)
         self._sent = self._size
         return whole, self.rows[start:]
@@ -260,7 +260,7 @@ class Series:
 
 
 class Shown(NamedTuple):
-    """Run in a figure.
+    """Name and style of a run in a figure.
 
     Attributes
     ----------

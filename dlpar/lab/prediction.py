@@ -1,4 +1,4 @@
-"""Predictions by a student before a run. A question never blocks a run."""
+"""A student's predictions before a run. A question never blocks a run."""
 
 from __future__ import annotations
 

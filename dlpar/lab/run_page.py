@@ -36,7 +36,7 @@ KEPT = 5
 """Number of earlier runs that stay in the figures. Readers could not distinguish more."""
 
 GOAL = 0.95
-"""Held-out accuracy to which the seconds of runs are compared."""
+"""Held-out accuracy that runs should reach. The page compares the seconds that they need."""
 
 PATIENCE = 12.0
 """Seconds in the queue before an alternative is offered: less than 15, even on a busy machine."""
@@ -60,7 +60,7 @@ class RunPage(Page):
     title, question : str
         Heading, and the question that runs answer.
     goal : float
-        Held-out accuracy to which the seconds of runs are compared.
+        Held-out accuracy that runs should reach. The page compares the seconds that they need.
     """
 
     _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
@@ -382,7 +382,7 @@ class Status:
         self.page.tell(words=self.prefix + words)
 
     def begin(self, experiment: Experiment, path: Path | None = None) -> None:
-        """Start a run. None means that there is no run yet."""
+        """Show the start of a run. If `path` is None, there is no run yet."""
         self.experiment, self.path = experiment, path
         self.errors: dict[int, dict[str, Any]] = {}
         self._log_size, self._shown, self.launch_s, self._seen, self.chosen = -1, 0.0, None, None, {}
@@ -413,7 +413,7 @@ class Status:
         return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
-        """Return the reader's seconds per step since the first call with finished steps.
+        """Return the wall-clock seconds per step since the first call with finished steps.
 
         On that first call, return None.
         """

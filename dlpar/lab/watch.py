@@ -70,7 +70,7 @@ class Reader(Thread):
 
 
 class Watch(Reader):
-    """Read `path` until the run has ended, or until `listener` is no longer referenced."""
+    """Thread that reads `path` until the run has ended or nothing refers to `listener`."""
 
     def __init__(self, path: Path, listener: Listener) -> None:
         super().__init__(Run(path), listener)
@@ -136,7 +136,7 @@ AT_MOST = 1000.0
 
 
 class Replay(Reader):
-    """Pass a run's records to a listener, each when it is due.
+    """Thread that passes a run's records to a listener, each when it is due.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class Replay(Reader):
     listener : Listener
         Receiver of the records, as for a watch.
     speed : float, default 1
-        Seconds of the run's clock in one second, from 0.001 to 1000.
+        Seconds of the run's clock per second of replay, from 0.001 to 1000.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class Replay(Reader):
         self._speed = speed
 
     def run(self) -> None:
-        """Pass the recorded records to the listener. This is the thread's main function."""
+        """Pass the run's records to the listener on time. This is the thread's main function."""
         began, frame = time.monotonic(), 1
         for due, source, record in in_order(self._run):
             while due > frame * SEND_EVERY * self._speed:

@@ -77,7 +77,7 @@ def run_cluster(
     worker_script, ps_script : str or Path
         Their Python files.
     timeout : float, default 600
-        As of :func:`launch_workers`.
+        As in :func:`launch_workers`.
     """
     return _launch({"worker": (n_workers, worker_script), "ps": (n_ps, ps_script)}, timeout)
 

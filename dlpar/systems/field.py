@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONSISTENCY = ("synchronous", "bounded staleness", "asynchronous")
 PARAMETERS = ("centralised", "sharded", "hierarchical", "decentralised")
 TRAINING = ("one model", "averaged models")
-"""The axes of the map, and the signs on it."""
+"""Values on the three axes of the map. A sign stands for each kind of training."""
 
 
 @cache

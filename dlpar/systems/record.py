@@ -96,7 +96,7 @@ class System:
 
 @dataclass(frozen=True)
 class Found:
-    """Figure of ours with its published value. `held` is None if no test depends on the figure."""
+    """Our figure with the published value. `held` is None if no test depends on the figure."""
 
     what: str
     basis: str
@@ -122,7 +122,7 @@ def program(path: str, *given: Any, ranks: int, platform: str = "cpu-10gbe", **w
 
 
 def called(path: str) -> Callable[..., Any]:
-    """Return a function of this package, such as ``"words:accuracy"``."""
+    """Return the function of this package with a given name, such as ``"words:accuracy"``."""
     return resolve_name(f"dlpar.systems.{path}")
 
 

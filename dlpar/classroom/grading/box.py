@@ -31,7 +31,7 @@ JUDGE = "from dlpar.classroom.grading.cells import main; main()"
 APART = "setpriv --pdeathsig=KILL --no-new-privs unshare --mount --pid --net --ipc --fork --kill-child"
 
 SHUT_IN = Path(__file__).with_name("box.sh").read_text()
-"""Script that builds the box over a folder without programs. Only its processes see the box."""
+"""Script that builds the box in a private mount over /run. Only its processes see the box."""
 
 
 class CannotGrade(RuntimeError):

@@ -135,7 +135,7 @@ def _holes() -> list[str]:
 
 
 def packed(message: Any) -> bytes:
-    """Return a cell's message for the judge. The judge reads only data."""
+    """Serialize a cell's message for the judge, which loads it as plain data."""
     body = io.BytesIO()
     torch.save(message, body)
     return body.getvalue()

@@ -241,8 +241,8 @@ class Course:
     Parameters
     ----------
     folder : Path
-        Made if missing.  It holds ``source``, ``release``, ``autograded`` and ``feedback`` in nbgrader's
-        form, ``gradebook.db`` and ``grades.csv``.
+        Created if missing.  It holds ``source``, ``release``, ``autograded`` and ``feedback`` in nbgrader's
+        format, ``gradebook.db`` and ``grades.csv``.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -118,7 +118,7 @@ class Cells:
             raise JobFailed(f"rank {simulator.failed_rank}: {type(error).__name__}: {error}") from None
 
     def open(self, rank: int) -> list[str]:
-        """Open a rank's cell. Return the cell's fault, if any."""
+        """Open a rank's cell. Return the holes in the box that the cell found."""
         self.opened[rank], theirs = Pipe()
         socket.send_fds(self.nursery, [b"+"], [theirs.fileno()])
         theirs.close()

@@ -1,6 +1,6 @@
 """JupyterHub for thirty students and one teacher. ``dlpar hub`` starts it. See README.md.
 
-    dlpar hub ─► classroom.py     what was asked, and what is refused
+    dlpar hub ─► classroom.py     checks the settings
                  jupyterhub_config.py ─► classroom.py: JupyterHub's configuration, of any hub and of this machine
     JupyterHub ─► student.py      as the student: her own copy of the labs, then her JupyterLab
               │      └ student_server.py   reports her jobs to the teacher's page

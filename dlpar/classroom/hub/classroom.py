@@ -136,7 +136,7 @@ class Settings:
     Attributes
     ----------
     accounts : str
-        ``"listed"``: names of a list, in the account that runs the hub, for a try on loopback.  All students
+        ``"listed"``: names of a list, in the account that runs the hub, to try it on loopback.  All students
         share a password, and all teachers share another.  ``"system"``: this machine's own accounts, by PAM;
         needs root.
     users, teachers : sequence of str
@@ -233,7 +233,7 @@ def without_solutions(settings: Settings) -> Settings:
 def passwords(folder: Path) -> tuple[str, str]:
     """Return the students' and the teachers' password from the hub's folder.
 
-    The first start of the hub draws both passwords.
+    The first start of the hub generates both passwords.
     """
     file = private_folder(folder) / "class-passwords"
     if not file.exists():
@@ -281,7 +281,7 @@ class InLine:
 
 
 class OneAccount(InLine, SimpleLocalProcessSpawner):
-    """Start every server under the account that runs the hub. Students are not isolated from each other."""
+    """Spawner that starts every server under the hub's own account. Students are not isolated from each other."""
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment with a runtime folder for the name."""
@@ -290,7 +290,7 @@ class OneAccount(InLine, SimpleLocalProcessSpawner):
 
 
 class OwnAccount(InLine, LocalProcessSpawner):
-    """Start every server under its student's own Unix account."""
+    """Spawner that starts every server under its student's own Unix account."""
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment.

@@ -171,7 +171,7 @@ def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float,
     """
 
     class Losses(Recorder):
-        """Record of a stage that keeps its losses."""
+        """Recorder that keeps a stage's losses."""
 
         def step(self, step: int, loss: Any = None, **facts: Any) -> None:
             losses.append(loss)

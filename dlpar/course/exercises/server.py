@@ -182,7 +182,7 @@ def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> 
 
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Handle a push as `on_push` must. Return the workers that may be answered."""
+    """Handle a push as a correct `on_push` does. Return the workers that may be answered."""
     desk.weights.add_(gradient, alpha=-desk.lr / max(1, desk.version - desk.read[worker]))
     desk.version += 1
     desk.clock[worker] += 1
@@ -192,7 +192,7 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 
 
 def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Handle a push as `on_push` must with backup workers. Return the workers that may be answered."""
+    """Handle a push as a correct `on_push` does with backup workers. Return the workers that may be answered."""
     desk.clock[worker] += 1
     desk.waiting.append(worker)
     if desk.read[worker] == desk.version:

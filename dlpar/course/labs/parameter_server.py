@@ -25,7 +25,7 @@ LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, 
 
 
 def _pace(run: Run) -> float:
-    """Return the long-run milliseconds from one global step to the next."""
+    """Return the typical milliseconds from one global step to the next, over many steps."""
     return 100 * run.curve["seconds"].diff(10).median()
 
 

@@ -26,7 +26,7 @@ BEST = round(best_interval(LLAMA.snapshot, LLAMA.mtbf) / LLAMA.step)
 
 
 def _goodput(holds: Callable[..., bool], said: str) -> Callable[[Mapping[str, FailingJob]], Shown]:
-    """Check the goodput of simulated jobs for five seeds of failures."""
+    """Return a check of simulated jobs' goodput, for five seeds of failures."""
 
     def shows(jobs: Mapping[str, FailingJob]) -> Shown:
         found = [[job.run(most=400, seed=seed).goodput for job in jobs.values()] for seed in range(5)]

@@ -54,7 +54,7 @@ class Curve:
         self._plot, self._run, self._extra = plot, run, {}
 
     def _beside(self, name: str, **look: Any) -> Series:
-        """Return rows of the quantity beside the loss, for runs that record it."""
+        """Return an extra series on the run's loss axis. Add the series at its first use."""
         if name not in self._extra:
             style, at = {**self._run.line, **look, "name": name, "showlegend": False}, {"x": "*", "y": "loss"}
             key = f"{self._run.key} {name}"
@@ -271,7 +271,7 @@ overlay = convergence
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
     """Raise ValueError unless all tasks have the same loss, and all or none have an accuracy.
 
-    The message has the argument's name.
+    The message names the argument.
     """
     fine = len(set(map(loss_title, experiments))) < 2
     require(fine, f"{name}: got classification and regression, allowed is one kind of task")

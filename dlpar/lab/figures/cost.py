@@ -150,7 +150,7 @@ def predict_collectives(
     Parameters
     ----------
     names, ranks, sizes
-        As of :func:`time_collectives`.
+        As in :func:`time_collectives`.
     link : Link
         Link of every rank, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
     """

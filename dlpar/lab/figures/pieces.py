@@ -181,7 +181,7 @@ def pieces(of: Experiment | Run) -> Figure:
 
 
 def plain(experiment: Experiment, **changes: Any) -> Experiment:
-    """Return the same split and model for a single step. Servers are left out.
+    """Return an experiment with the same split and model for a single step, without servers.
 
     Raises
     ------

@@ -71,7 +71,7 @@ def spans(run: Run) -> dict[int, list[Bar]]:
 
 
 def passes(bars: Iterable[Bar]) -> list[Bar]:
-    """Return the bars that compute a micro-batch."""
+    """Return the bars that show a pass of a micro-batch."""
     return [bar for bar in bars if bar.kind in PASSES]
 
 
@@ -160,8 +160,8 @@ ORDER = ["bubble", *PASSES, *TALKING, *theme.PHASES]
 """Order of the legend."""
 
 AFTER = 1.2
-"""Longest shown time, in durations of all passes. The synchronisation of replicas afterwards may take much
-longer.
+"""Longest shown time, as a multiple of the duration of all passes. The synchronisation of replicas
+afterwards may take much longer.
 """
 
 

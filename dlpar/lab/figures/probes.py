@@ -203,7 +203,7 @@ class SentBytesMeter:
 
     @contextmanager
     def during(self, doing: tuple[str, str]) -> Iterator[None]:
-        """Count for an activity the bytes sent inside the block."""
+        """Assign the bytes that are sent inside the block to an activity."""
         self.found()
         self._doing.append(doing)
         yield

@@ -204,7 +204,7 @@ def _histogram_title(text: str) -> theme.Look:
 
 
 class Lead(RankLines):
-    """Lead of every worker at the start of a clock. The region above a bound is shaded."""
+    """Figure of every worker's lead at the start of each clock. The region above a bound is shaded."""
 
     title, field, unit = "Lead", "lead", "clocks"
 

@@ -67,12 +67,12 @@ class Rate:
 
     @property
     def newest(self) -> float | None:
-        """Return the rate in the newest window, or None before its end."""
+        """Return the rate in the newest complete window, or None if no window is complete."""
         return float(self.series.rows[-1, 1]) if len(self.series) else None
 
     @property
     def mean(self) -> float | None:
-        """Return the rate over all windows, or None before the end of the first."""
+        """Return the rate over all complete windows, or None if no window is complete."""
         return float(_rates([self._ends[0], self._ends[-1]])[0, 1]) if len(self.series) else None
 
 

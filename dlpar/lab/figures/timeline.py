@@ -48,7 +48,7 @@ TALKING = ("communicate", "receive", "send")
 
 
 class Window(Plot):
-    """Newest records of the run in front, drawn once a second so that they are readable.
+    """Figure of the newest records of the run in front. One drawing a second keeps it readable.
 
     Attributes
     ----------
@@ -301,7 +301,7 @@ TOP = -1.0
 
 
 class Arrow(NamedTuple):
-    """Worker's read of weights and its push of the gradient (s)."""
+    """Times (s) at which a worker read weights and pushed the gradient computed from them."""
 
     rank: int
     read: float
