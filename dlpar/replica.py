@@ -1,4 +1,4 @@
-"""Data parallelism: every rank holds the whole model and a share of each batch.
+"""Replica of a model for data parallelism, with flat vectors of weights and gradients.
 
 All weights are views into one flat vector, and all gradients are views into another. So replicas agree with a
 few large messages instead of one for each layer (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).

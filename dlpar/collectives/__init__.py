@@ -51,7 +51,7 @@ HALVES = {
 
 
 BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}
-"""Broadcasts of a driver, by their names in experiments."""
+"""Broadcast algorithms of a driver, by their names in experiments."""
 
 
 __all__ = [

@@ -54,7 +54,7 @@ processor of its root.
 
 
 class Speed(NamedTuple):
-    """Seconds per message, per byte, per byte while all ranks cross nodes, and per start of a send."""
+    """Costs in seconds: per message, per byte, per byte while all ranks cross nodes, and per start of a send."""
 
     latency: float
     byte: float

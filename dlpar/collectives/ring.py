@@ -131,7 +131,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Reduce-scatter. Return for each round the half that this rank kept and the half that it sent."""
+    """Reduce-scatter by halving. Return the half that this rank kept and the half that it sent in each round."""
     me, distance, segment = ranks.index(comm.rank), len(ranks), tensor
     arriving = comm.empty(-(-len(tensor) // 2), tensor.dtype)
     rounds = []
@@ -148,7 +148,7 @@ def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[tor
 
 
 def _double(comm: Comm, rounds: list[tuple[torch.Tensor, torch.Tensor]], ranks: list[int]) -> None:
-    """All-gather in reverse order. A rank sends its finished half and receives the other finished half."""
+    """All-gather by doubling, in reverse order. In each round a rank sends its half and receives the other."""
     me = ranks.index(comm.rank)
     for i, (kept, given) in enumerate(reversed(rounds)):
         peer = ranks[me ^ (1 << i)]

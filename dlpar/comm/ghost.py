@@ -168,7 +168,7 @@ class Workload(Protocol):
 
 
 class Outline:
-    """Layers of a workload, used as a model.
+    """Stand-in for a model that is not computed: the layers of a workload.
 
     An outline has a length, and can be sliced and concatenated like a list of layers.
 

@@ -109,7 +109,7 @@ class TopK(Codec):
         self.keep = keep
 
     def count(self, n: int) -> int:
-        """Return k, the number of values sent out of n."""
+        """Return k, the number of values that are sent for a tensor of n values."""
         return min(n, max(1, math.ceil(self.keep * n)))
 
     def nbytes(self, n: int, dtype: torch.dtype) -> int:

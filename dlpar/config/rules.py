@@ -43,7 +43,7 @@ class PartWithRules(Part):
     """Rows of the table of rules that hold with this part."""
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        """Check numbers of an experiment against this part's rules."""
+        """Yield the complaints of this part about the numbers of an experiment."""
         yield from ()
 
 

@@ -31,7 +31,7 @@ from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
 
 class PipelineSplit(Split):
-    """This rank's stage of a replica's pipeline.
+    """Split that gives each rank a stage of a replica's pipeline.
 
     Notes
     -----
@@ -220,7 +220,7 @@ TIED = 0
 
 
 class Stage:
-    """Stage of a pipeline, seen from one of its ranks. Collective over the workers.
+    """Stage of a pipeline, seen from one of its ranks. Its creation is collective over the workers.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
 
 class SpatialSplit(LayerwiseSplit):
-    """Convolutional network whose images are cut by height, or by height and width.
+    """Split that cuts a convolutional network's images by height, or by height and width.
 
     Its phases are ``forward``, ``backward``, ``halo`` (exchange with neighbours), ``gather`` (pieces to whole
     images) and ``reduce`` (sum of the weights' gradients over the pieces). :func:`cut_images` says which

@@ -104,7 +104,7 @@ class Task:
 
 
 class Split:
-    """Replica computed by a single rank. Other splits override some of the methods.
+    """Base class of splits, in which one rank computes a replica. Other splits override some of the methods.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def release(model: nn.Module, part: nn.Module | None = None) -> None:
 
 
 class LayerwiseSplit(Split):
-    """Replica with cut layers. The layers send messages within a pass and charge for their computation."""
+    """Base class of splits that cut layers. The layers send messages within a pass and charge for their computation."""
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self._loss(x, y)

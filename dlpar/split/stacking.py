@@ -46,7 +46,7 @@ def passed_on(output: Tensor, task: str) -> Tensor:
 
 
 class StackingSplit(Split):
-    """This rank's block of a replica's stack.
+    """Split that gives each rank a block of a replica's stack.
 
     Notes
     -----

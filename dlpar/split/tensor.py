@@ -26,7 +26,7 @@ Ties = dict[nn.Parameter, nn.Parameter]
 
 
 class TensorSplit(LayerwiseSplit):
-    """Replica with every layer cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
+    """Split that cuts every layer over the ranks of a replica (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
 
     def __init__(self, task: Task) -> None:
         self.group = task.place.mp_group

@@ -110,7 +110,7 @@ class Sharded:
 
 
 class ZeroSplit(LayerwiseSplit):
-    """Replica whose weights are spread over all ranks. Each rank has separate samples."""
+    """Split that spreads the weights over all ranks. Each rank has separate samples."""
 
     whole_on_all = True
     kept = ("replica", "lengths")

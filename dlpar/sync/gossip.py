@@ -227,7 +227,7 @@ AVERAGE, ANSWER, LEAVE = 1, 2, 3
 
 
 class Pairwise(Gossip):
-    """Active or passive worker of pairwise averaging (:func:`~dlpar.graphs.partners`).
+    """Pairwise averaging. Each worker is active or passive (:func:`~dlpar.graphs.partners`).
 
     ``weights`` are the worker's own weights. An average may change them at any time. ``replica.weights`` is
     their copy for the current step. ``lead`` is relative to the slowest known partner.  ``staleness`` counts

@@ -31,7 +31,7 @@ LINE = 8
 
 
 class Hogwild(Scheme):
-    """Worker that shares a model with other workers.
+    """Scheme whose workers share one copy of the weights, and write to it without locks.
 
     A step records ``staleness``, the updates of others between this worker's read (before its forward pass)
     and its write.  It records ``written``, the number of weights it wrote.  ``conflicts`` is how many of

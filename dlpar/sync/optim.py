@@ -18,7 +18,7 @@ BETAS = (0.9, 0.999)
 
 
 class Optimizer:
-    """One of ``sgd``, ``momentum``, ``adagrad`` and ``adam`` (betas 0.9, 0.999), with torch's defaults.
+    """Update rule ``sgd``, ``momentum``, ``adagrad`` or ``adam`` (betas 0.9, 0.999), with torch's defaults.
 
     Parameters
     ----------

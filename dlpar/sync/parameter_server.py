@@ -28,7 +28,7 @@ from dlpar.sync.scheme import Scheme
 
 
 class ParameterServer(Scheme):
-    """Worker with a copy of the servers' weights. The consistency limits the copy's age.
+    """Scheme whose workers train on copies of the servers' weights. The consistency limits the copy's age.
 
     With overlap each bucket is served separately.  The communicator runs in parallel with the computation. It
     pushes a bucket once the backward pass has finished the bucket.  The answer may arrive before the backward

@@ -37,7 +37,7 @@ EXACT, ABOVE, BELOW, ESTIMATE = "exact", "upper bound", "lower bound", "estimate
 
 
 class PredictedStep(NamedTuple):
-    """Long-run step, with averages over workers.
+    """Predicted step in the long run, averaged over workers.
 
     Attributes
     ----------

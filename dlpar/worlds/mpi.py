@@ -56,7 +56,7 @@ LOOK_EVERY = 0.05
 
 
 class MPIWorld(World):
-    """Real world. MPI reports deaths (ULFM)."""
+    """Real world in which MPI reports the deaths of ranks (ULFM)."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, "mpi")

@@ -54,7 +54,7 @@ class DeviceTraffic(Traffic):
 
 
 class DistributedComm(MPIComm):
-    """Ranks of a torch.distributed group. MPI carries the messages that the group cannot.
+    """Ranks of a torch.distributed group. MPI carries the messages that the group cannot carry.
 
     Parameters
     ----------

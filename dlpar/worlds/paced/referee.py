@@ -366,7 +366,7 @@ class Proxy:
 
 
 class Parcel:
-    """A tensor's bytes, sender and parcel number, used as ghost and as header."""
+    """Stand-in for a paced tensor and for its header: number of bytes, parcel number and sender."""
 
     __slots__ = ("key", "nbytes", "sender")
 

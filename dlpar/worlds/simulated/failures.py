@@ -90,7 +90,7 @@ class Survived:
 
 @dataclass(frozen=True)
 class FailingJob:
-    """Job of several replicas, with its step times and its costs of failures. Times are in seconds.
+    """Job of several replicas, with its step times and the costs of its failures. Times are in seconds.
 
     Parameters
     ----------

@@ -321,7 +321,7 @@ class Abandoned(BaseException):
 
 
 class GreenletTask(greenlet):
-    """Task that runs ``program()`` instead of the caller of ``switch()`` until it is switched back.
+    """Greenlet that runs ``program()``. ``switch()`` pauses the caller and continues this task.
 
     Parameters
     ----------
