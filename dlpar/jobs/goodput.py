@@ -68,7 +68,7 @@ class TimeSpent:
         self._number, (self._end, self._again) = number, self._ended[min(number, len(self._ended) - 1)]
         self._first, self._last = dict[int, float](), dict[tuple[int, bool], float]()
         self._sums = defaultdict[bool, Counter[str]](Counter)  # of steps that count, and of repeated steps
-        self._spares, self._dead, self._zero = set[int](), set[int](), math.nan  # Unix time of second 0
+        self._roles, self._dead, self._zero = dict[int, str](), set[int](), math.nan  # Unix time of second 0
 
     def header(self, rank: int, record: Record) -> None:
         """Process a rank's role. The first header of an attempt begins the attempt."""
@@ -76,7 +76,7 @@ class TimeSpent:
             self._over = self._end if self._first else self._over
             self._wall, self._seconds, self._stopped = self.result()
             self._begin(record["attempt"])
-        self._spares |= {rank} if record.get("role") == "spare" else set()
+        self._roles[rank] = record.get("role", "")
 
     def event(self, record: Record) -> None:
         """Process an event of any rank."""
@@ -108,10 +108,13 @@ class TimeSpent:
         wall, seconds = self._wall, self._seconds.copy()
         if not self._first:
             return wall, seconds, self._stopped
-        first, begin, end = self._first, min(self._first.values()), max(self._last.values())
+        begin, end = min(self._first.values()), max(self._last.values())
+        # The seat of a worker that died before its first step is empty from the beginning.
+        empty = [rank for rank in self._dead if self._roles.get(rank) == "worker"]
+        first = dict.fromkeys(empty, begin) | self._first
         parted = {rank: max(began, self._last.get((rank, False), began)) for rank, began in first.items()}
         last = {rank: self._last.get((rank, True), until) for rank, until in parted.items()}
-        spares, dead = self._spares & last.keys(), self._dead & last.keys()
+        spares, dead = {r for r in last if self._roles.get(r) == "spare"}, self._dead & last.keys()
         sums, again = self._sums[False], self._sums[True]
         spent = Counter({kind: sums[kind] + again[kind] for kind in LOST})
         spent["done again"] += sum(last.values()) - sum(parted.values()) - sum(again[kind] for kind in LOST)
@@ -119,7 +122,7 @@ class TimeSpent:
         spent["restarting"] += (len(dead) - len(spares)) * end
         idle = sum(first[rank] - begin for rank in first.keys() - spares)
         idle += sum(end - last[rank] for rank in last.keys() - dead)
-        seats = len(last) - len(spares)
+        seats = max(1, len(last) - len(spares))
         left, talk = seats * (end - begin) - spent.total() - idle, sums["comm"] + sums["wait"]
         exposed = min(1.0, max(0.0, left - sums["compute"]) / talk) if talk else 0.0
         spent["communicating"], spent["waiting"] = exposed * sums["comm"], exposed * sums["wait"] + idle

@@ -8,6 +8,7 @@ no process, socket or shared-memory file.  It uses only the standard library.
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -66,6 +67,7 @@ class Guardian:
         (self.folder / "reserve.stack").write_bytes(bytes(1 << 14))
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe
         self.outcome: diagnosis.Outcome | None = None
+        self.paused = dict[int, float]()  # by process: when its pause ends, by the monotonic clock
         self.killed = set[int | None]()  # ranks killed on request
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
@@ -87,7 +89,7 @@ class Guardian:
             if self.outcome is None:
                 self._start()
             while self.outcome is None:
-                self._hear(min(0.5 if self.started else 0.05, self.spec["timeout"] / 4))
+                self._hear(min(0.5 if self.started else 0.05, self.spec["timeout"] / 4, self._end_pauses()))
                 if self.spec["one_host"] and not self.started:
                     mpiexec.keep_to_loopback(self.mpiexec.pid)
                 self._watch_progress()
@@ -149,7 +151,16 @@ class Guardian:
         self.write(k="order", at=time.time(), rank=rank, die=die, stall=stall)
         self.killed |= {rank} if die else set()
         processes.kill(own, signal.SIGKILL if die else signal.SIGSTOP)
-        threading.Timer(stall, processes.kill, (own, signal.SIGCONT)).start()
+        for pid in own:
+            self.paused[pid] = max(time.monotonic() + stall, self.paused.get(pid, 0.0))
+
+    def _end_pauses(self) -> float:
+        """Let processes run whose pause is over. Return the seconds until the next pause ends."""
+        now = time.monotonic()
+        over = [pid for pid, until in self.paused.items() if until <= now]
+        processes.kill(diagnosis.still_ranks(over), signal.SIGCONT)
+        self.paused = {pid: until for pid, until in self.paused.items() if until > now}
+        return min(self.paused.values(), default=math.inf) - now
 
     def _hear_signal(self, pipe: int) -> None:
         for number in os.read(pipe, 100):

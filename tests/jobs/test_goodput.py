@@ -77,6 +77,22 @@ def test_the_seat_of_a_dead_rank_is_lost_time_until_a_spare_takes_it():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_seat_of_a_rank_that_died_before_its_first_step_is_lost_until_a_spare_takes_it(workers):
+    found = TimeSpent()
+    for rank, role in enumerate(["worker"] * workers + ["spare"]):
+        found.header(rank, {"role": role})
+    usual = {"compute": 0.6, "comm": 0.3, "wait": 0.1}
+    if workers == 2:
+        found.steps(0, [step(0, 1.0, **usual), step(1, 3.0, **usual, restarting=1.0)])
+    found.event({"name": "death", "dead": workers - 1, "step": 1, "t": 1.8})
+    found.steps(workers, [step(1, 3.0, **usual)])
+    wall, seconds = spent(found)
+    # Of two seats one is empty for two of three seconds; a single seat's time begins with the spare's step.
+    assert wall == (3.0 if workers == 2 else 1.0) and min(seconds.values()) > 0
+    assert seconds.get("restarting", 0.0) == (1.5 if workers == 2 else 0.0)
+
+
 def test_nothing_was_spent_without_a_step():
     wall, seconds, _ = TimeSpent().result()
     assert wall == 0 and not any(seconds.values()) and goodput(seconds) is None

@@ -76,6 +76,20 @@ def test_a_real_rank_stops_for_a_while_and_the_job_goes_on():
     assert 0.9 < seconds_of_steps(job.run, 0).max() < 3
 
 
+def test_a_pause_within_another_does_not_cut_it_short():
+    job = begun("real")
+    pid = next(pid for pid, rank in pids_of(job.folder).items() if rank == 1)
+    began = time.monotonic()
+    job.pause(1, 2.0)
+    job.pause(1, 0.2)
+    while state_of(pid)[0] != "T":
+        time.sleep(0.005)
+    while state_of(pid)[0] == "T":
+        time.sleep(0.005)
+    assert 1.9 < time.monotonic() - began < 4
+    job.stop()
+
+
 def test_a_job_with_a_stopped_rank_ends_at_once_and_leaves_nothing():
     job = begun("real")
     job.pause(0, 20)
