@@ -28,16 +28,13 @@ from dlpar.cli import FAILED, AsJSON, BadRequest
 from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
-from dlpar.jobs.scratch import Scratch
+from dlpar.jobs.scratch import ROOM_IN_MEMORY, Scratch
 from dlpar.worlds.devices import gpus
 from dlpar.worlds.mpiexec import NoMPI, Starter, environment, find_starter
 
 GOOD, COSTS, BROKEN = "good", "costs", "broken"
 
 GB, MB = 1e9, 1e6
-
-ROOM_IN_MEMORY = 256 << 20
-"""Free bytes of /dev/shm below which jobs keep their shared segments on disk (see :mod:`dlpar.config.paths`)."""
 
 RANK, SPARE = 200e6, 500e6
 """Maximum bytes of a cold-started rank with a small model, and bytes left for everything else."""
@@ -143,7 +140,10 @@ class Machine:
 
 
 def look() -> Machine:
-    """Collect the facts. This takes a second or two, because two processes are started."""
+    """Collect the facts. Two processes are started, which takes a second; on a busy machine, up to :data:`MEET`.
+
+    GPUs take up to :data:`TRY`.
+    """
     starter = None
     try:
         starter = find_starter()

@@ -93,7 +93,7 @@ def slow(results: Sequence[Result]) -> list[str]:
 def machine_lacks() -> Iterator[Finding]:
     """Return faults that the doctor finds, and missing components that a class may need.
 
-    This takes a second or two.
+    This takes as long as :func:`~dlpar.cli.doctor.look`.
     """
     yield from (finding for finding in diagnose(look()) if finding.level != GOOD)
     if missing := [name for name in NOTEBOOK if find_spec(name) is None]:

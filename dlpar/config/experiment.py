@@ -159,6 +159,11 @@ class Experiment(Part):
         return getattr(self.sync, "backup", 0)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a number of type `dtype`."""
+        return 8 if self.dtype == "float64" else 4
+
+    @property
     def periods(self) -> dict[str, int]:
         """Steps between exchanges, by the field that sets them. State is complete only at their multiples."""
         given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}

@@ -18,9 +18,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
-from dlpar.jobs.tail import Record, attempts_in, end_in, lines_of, rank_of, source_of
+from dlpar.jobs.tail import ALL_RANKS, Record, attempts_in, end_in, lines_of, rank_of, source_of
 from dlpar.worlds.simulated.failures import LOST, USEFUL
 
 Ended = tuple[float, dict[int, int]]
@@ -33,10 +34,11 @@ def ended_in(folder: Path) -> list[Ended]:
     *earlier, last = attempts_in(folder)
     for names in reversed(earlier):
         for name in filter(lambda name: name.startswith("rank"), last):
-            for record in lines_of(folder / name):
-                if record["k"] == "step":
-                    rank = record["rank"] if "rank" in record else rank_of(source_of(name))
-                    again[rank] = min(record["step"], again.get(rank, math.inf))
+            steps = (record for record in lines_of(folder / name) if record["k"] == "step")
+            # A rank's steps are in order, so the first one of its own file is enough.
+            for record in steps if name.startswith(ALL_RANKS) else islice(steps, 1):
+                rank = record["rank"] if "rank" in record else rank_of(source_of(name))
+                again[rank] = min(record["step"], again.get(rank, math.inf))
         found.append(((end_in(folder, names) or {}).get("at", math.nan), dict(again)))
         last = names
     return found[::-1]

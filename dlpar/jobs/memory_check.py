@@ -90,23 +90,18 @@ def _need(e: Experiment, workers: int) -> float:
         return OF_A_SIMULATION
     models = workers * _of_one(e, workers)
     if e.sync.shares_memory:  # one copy of the weights for all workers
-        models -= (workers - 1) * hidden_weights(e) * _bytes_each(e)[0]
+        models -= (workers - 1) * hidden_weights(e) * e.itemsize
     if e.cluster.world == "simulated":
         return OF_A_SIMULATION + models
     return (workers + e.ranks - e.workers) * OF_A_RANK + models
-
-
-def _bytes_each(e: Experiment) -> tuple[int, int, int]:
-    """Return the bytes of a weight, of its gradient and of its optimizer state."""
-    return bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
 
 
 def _of_one(e: Experiment, workers: int) -> float:
     """Return the mean bytes of the model's state on a worker, over the ranks of one model."""
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
-    zero = getattr(e.split, "zero", 0)
-    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, _bytes_each(e)).total
+    zero, each = getattr(e.split, "zero", 0), bytes_of(e.optimizer, e.itemsize)
+    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, each).total
 
 
 def hidden_weights(e: Experiment) -> int:

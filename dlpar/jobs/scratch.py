@@ -16,6 +16,9 @@ from pathlib import Path
 
 from dlpar.config.paths import open_plain, private_folder, runtime_folder
 
+ROOM_IN_MEMORY = 256 << 20
+"""Free bytes of /dev/shm below which jobs keep their shared segments on disk."""
+
 
 def lock(path: Path, seconds: float = 0.0) -> int | None:
     """Open and lock a file, and create it if needed.
@@ -100,6 +103,6 @@ def _memory_root() -> Path:
 
     Docker's default is 64 MB.
     """
-    if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 256 << 20:
+    if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > ROOM_IN_MEMORY:
         return Path("/dev/shm")
     return private_folder(runtime_folder() / "memory")

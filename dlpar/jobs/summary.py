@@ -42,7 +42,7 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
 
 
 class Summary:
-    """Accumulate the records of a run. Memory grows only with unfinished steps.
+    """Accumulate the records of a run. Memory holds unfinished steps, and two sums for each global step.
 
     Parameters
     ----------

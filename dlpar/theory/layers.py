@@ -87,7 +87,7 @@ def sizes(experiment: Experiment) -> Sizes:
     rows = layers(experiment)
     tensors = [tensor for layer in rows for tensor in layer.tensors]
     flops = sum(tensor.flops for tensor in tensors) + sum(layer.flops for layer in rows)
-    return Sizes(tuple(reversed(tensors)), flops, 8 if experiment.dtype == "float64" else 4)
+    return Sizes(tuple(reversed(tensors)), flops, experiment.itemsize)
 
 
 def layers(experiment: Experiment) -> list[Layer]:

@@ -1,11 +1,14 @@
 """Where the time of a run went: kinds that add up to its wall time, whatever died in it."""
 
+import json
 import math
 
 import pytest
 
 import dlpar
+from dlpar.jobs import goodput as goodput_of_runs
 from dlpar.jobs.goodput import TimeSpent
+from dlpar.jobs.tail import lines_of
 from dlpar.worlds.simulated.failures import LOST, USEFUL, goodput
 
 
@@ -91,6 +94,25 @@ def test_the_seat_of_a_rank_that_died_before_its_first_step_is_lost_until_a_spar
     # Of two seats one is empty for two of three seconds; a single seat's time begins with the spare's step.
     assert wall == (3.0 if workers == 2 else 1.0) and min(seconds.values()) > 0
     assert seconds.get("restarting", 0.0) == (1.5 if workers == 2 else 0.0)
+
+
+def test_of_a_rank_s_own_file_only_the_first_step_is_read(monkeypatch, tmp_path):
+    for name in ("rank-0.0.jsonl", "rank-0.jsonl"):
+        lines = [{"k": "rank", "rank": 0}, *(step(number, 1.0 + number) for number in range(3, 50))]
+        (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    both = [{"k": "step", "rank": rank, "step": number} for number in (5, 6) for rank in (0, 1)]
+    (tmp_path / "rank-all.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in both))
+    seen = []
+
+    def counted(path):
+        for line in lines_of(path):
+            seen.append(path.name)
+            yield line
+
+    monkeypatch.setattr(goodput_of_runs, "lines_of", counted)
+    ((end, again),) = goodput_of_runs.ended_in(tmp_path)
+    assert math.isnan(end) and again == {0: 3, 1: 5}
+    assert seen.count("rank-0.jsonl") == 2 and seen.count("rank-all.jsonl") == 4
 
 
 def test_nothing_was_spent_without_a_step():

@@ -385,7 +385,7 @@ def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
 
 def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     """Return closed-form bytes for layers and for the measured boundaries."""
-    full = {"float32": 4, "float64": 8}[experiment.dtype]
+    full = experiment.itemsize
     of_activations = full if experiment.precision != "bf16" else 2
     found = dict(elements_by_layer(experiment))
     for name in measured:

@@ -465,7 +465,7 @@ def _state(experiment: Experiment) -> float | None:
     split, sync = experiment.split, experiment.sync
     if split.kind != "data" or sync.scheme != "ring" or experiment.averaging.method != "none":
         return None
-    each = bytes_of(experiment.optimizer, {"float32": 4, "float64": 8}[experiment.dtype])
+    each = bytes_of(experiment.optimizer, experiment.itemsize)
     return model_state(sizes(experiment).parameters, experiment.workers, split.zero, each).total
 
 
