@@ -424,7 +424,7 @@ class Recorder:
 
 
 class Keeper:
-    """Interface that keeps a rank's state. :class:`dlpar.jobs.snapshot.Keeper` also writes snapshots.
+    """Keeper of a rank's state that saves nothing. :class:`dlpar.jobs.snapshot.Keeper` writes snapshots.
 
     An object names the attributes that are its state: ``kept = ("weights", "optimizer")``.
 

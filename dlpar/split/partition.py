@@ -128,7 +128,7 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
 
 
 def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: Comm) -> list[float]:
-    """Measure the seconds that both passes through each unit take, on rank 0 for all ranks. Collective.
+    """Measure the time of both passes through each unit in seconds, on rank 0 for all ranks. Collective.
 
     On a platform's clock these are the seconds charged for the FLOPs.
 

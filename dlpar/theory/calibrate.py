@@ -146,7 +146,7 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
 
 
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
-    """Return the seconds of a steady-state step of each experiment. The fastest of several runs counts.
+    """Return the time in seconds of a steady-state step of each experiment, from the fastest of several runs.
 
     In slower runs, ranks waited for a core.  Experiments take turns.  So a machine that is busy for a while
     disturbs all experiments, but none of them in all runs.

@@ -92,7 +92,7 @@ HALVES = {
 
 
 def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
-    """Return the seconds that one rank needs to receive and add messages that were sent at the same time.
+    """Return the time in seconds in which one rank receives and adds messages that were sent at the same time.
 
     While the rank takes and adds one message, the next one arrives: the slower of the two sets the pace.
     """
@@ -111,7 +111,7 @@ def leaving(messages: int, link: Link, nbytes: float, eager: float = EAGER) -> f
 def _seconds(
     name: str, n: int, nbytes: float, link: Link, adding: float, eager: float, depth: int = 2
 ) -> float:
-    """Return the seconds of a collective whose ranks have equal links."""
+    """Return the time of a collective whose ranks have equal links, in seconds."""
     if name in HALVES:
         return sum(_seconds(half, n, nbytes, link, adding, eager) for half in HALVES[name])
     if n == 1:
@@ -138,7 +138,7 @@ def _seconds(
 
 
 def _binomial(n: int, a: float, b: float, busy: float) -> float:
-    """Return the seconds of a binomial tree.
+    """Return the time of a binomial tree, in seconds.
 
     Each child occupies a parent of several children for `busy` seconds.
     """
@@ -151,7 +151,7 @@ def _binomial(n: int, a: float, b: float, busy: float) -> float:
 
 
 def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> float:
-    """Return the seconds of Spark's tree, computed level by level."""
+    """Return the time of Spark's tree in seconds, computed level by level."""
     messages = (math.ceil((before - after) / after) for before, after in levels(n, depth))
     return sum(incast(to_a_rank, link, nbytes, add) for to_a_rank in messages)
 

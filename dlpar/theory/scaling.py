@@ -127,7 +127,7 @@ def expected_slowest(workers: int, timing: Timing) -> float:
 
 
 def roofline(flops: float, nbytes: float, peak: float, bandwidth: float, launch: float = 0.0) -> float:
-    """Return the minimum seconds of one kernel among many equal ones.
+    """Return the minimum time of each of many equal kernels, in seconds.
 
     A kernel computes and moves memory at the same time, and the next kernel is launched meanwhile.  So the
     longest of the three times decides (Williams, Waterman and Patterson, CACM 52(4), 2009, with launches).

@@ -77,7 +77,7 @@ class Servers:
         return into + leaving(shards, self.link, self._answer(), self.eager)
 
     def step_seconds(self, compute: float = 0.0) -> float:
-        """Return the seconds of a bsp step in a sequence of steps, with dedicated servers.
+        """Return the time of a bsp step in a sequence of steps, in seconds, with dedicated servers.
 
         The time is less than compute + :meth:`round_seconds`. Workers that are answered first push first, so their
         pushes overlap with the answers to the last workers.

@@ -189,7 +189,7 @@ class Costs:
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean seconds of a computation on `rank`, or on any rank that is not a straggler."""
+        """Return the mean time in seconds of a computation on `rank`, or on any rank that is not a straggler."""
         return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
 
     def overhead(self, rank: int) -> float:
@@ -205,7 +205,7 @@ class Costs:
         return self.inside if self.nodes[source] == self.nodes[dest] else self.between
 
     def ring(self, members: range, elements: int) -> float:
-        """Return the seconds of a ring all-reduce.
+        """Return the time of a ring all-reduce, in seconds.
 
         Either the bytes of the slow links set the pace, or the latencies of all links.
         """
@@ -291,7 +291,7 @@ def _chosen(costs: Costs, elements: int) -> str:
 
 
 def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
-    """Return the long-run seconds of one all-reduce."""
+    """Return the long-run time of one all-reduce, in seconds."""
     n, link, nbytes, adding = len(costs.work), costs.link, costs.bytes(elements), costs.seconds(elements)
     if name == "ring":
         return costs.ring(range(n), elements)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 MIB = 1 << 20
 
 CONTEXT = 100e6
-"""Assumed minimum of the GPU memory, in bytes, that a process takes besides its tensors. 300 MB is usual."""
+"""Assumed minimum GPU memory of a process besides its tensors, in bytes. 300 MB or more is usual."""
 
 
 class Gpu(NamedTuple):

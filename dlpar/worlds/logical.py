@@ -48,7 +48,7 @@ class Pace:
             self.factor = self.timing.factor(self.seed, self.rank, step)
 
     def seconds(self, cost: float) -> float:
-        """Return the seconds that this many FLOPs take in this step."""
+        """Return the time that this many FLOPs take in this step, in seconds."""
         return cost * self.per_flop * self.factor
 
 

@@ -132,7 +132,7 @@ class Link(FromFile):
         return self
 
     def seconds(self, nbytes: float) -> float:
-        """Return the seconds of one message of `nbytes`."""
+        """Return the time that a message of `nbytes` takes, in seconds."""
         return self.latency + nbytes / self.bandwidth
 
 

@@ -428,7 +428,7 @@ class Side:
         self._rouse()
 
     def busy(self) -> float:
-        """Return the seconds of communication so far."""
+        """Return the time of communication so far, in seconds."""
         return self._busy if self._since is None else self._busy + self.computing.clock - self._since
 
     def _rouse(self) -> None:

@@ -135,7 +135,7 @@ class FailingJob:
 
     @property
     def step(self) -> float:
-        """Return the seconds of a step of all replicas."""
+        """Return the time of a step of all replicas, in seconds."""
         return self.computing + self.communicating + self.waiting
 
     def run(
@@ -202,7 +202,7 @@ class _Life:
         return max(0, len(self._back) - self.job.spares)
 
     def _parts(self) -> Counter[str]:
-        """Return the seconds of a step by kind for the average replica. Missing replicas restart."""
+        """Return the time of a step by kind, in seconds of the average replica. Missing replicas restart."""
         job, share = self.job, 1 - self._missing() / self.job.replicas
         longer = 1 / share if job.scaling == "strong" else 1.0
         whole = dict(zip(USEFUL, (job.computing * longer, job.communicating, job.waiting)))
@@ -281,7 +281,7 @@ class _Life:
 
 
 def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = math.inf) -> float:
-    """Return the seconds of a snapshot that all ranks write at once.
+    """Return the time of a snapshot that all ranks write at once, in seconds.
 
     The store or a rank's port limits the speed.
 
