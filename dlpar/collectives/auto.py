@@ -36,7 +36,7 @@ def _tree(n: int) -> list[Count]:
 def _folded(n: int) -> list[Count]:
     """Return the cost of halving and doubling.
 
-    Ranks beyond the largest power of two hand over their tensor and later receive the sum.
+    Ranks beyond the largest power of two send their tensor to another rank, and later receive the sum.
     """
     rounds, folds = n.bit_length() - 1, n & (n - 1) > 0
     return [(2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0)]

@@ -6,7 +6,7 @@ doubling sends as many bytes as a ring, in as many rounds as a tree (Thakur, Rab
 "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.5: Rabenseifner's
 algorithm).
 
-The library's own collectives (MPI, NCCL) have the same signatures.  They are quicker than Python code, but
+The library's own collectives (MPI, NCCL) have the same signatures.  They are faster than Python code, but
 report no traffic: a rank's bytes and messages are unknown.
 """
 

@@ -215,7 +215,7 @@ def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int = 0) -> None:
     """Sum `tensor` over all ranks, in place on `root`, as Spark does. The others hold partial sums.
 
-    At each level, partial sum i of P is added to number ``i % (P // scale)``. Levels end when it is quicker
+    At each level, partial sum i of P is added to number ``i % (P // scale)``. Levels end when it is faster
     to send all P sums to the root.  Every rank but the root sends one message at any depth.  The depth
     changes only the number of messages that one rank receives.
 

@@ -30,7 +30,7 @@ WORDS = 1000
 """Number of words counted: the most frequent ones."""
 
 LENGTH = 8.0
-"""Length of a weighted row of words, for quick and stable softmax regression at a learning rate of 0.1."""
+"""Length of a weighted row of words, for fast and stable softmax regression at a learning rate of 0.1."""
 
 LEFT_OUT = {
     "test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data",

@@ -151,7 +151,7 @@ TAGS = 8
 """Tags of a bucket, one for each kind of message. 0 stands for no tag."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
-"""Fields in the head of an answer: the weights' version, the push's staleness, the lead in clocks, global
+"""Fields in the header of an answer: the weights' version, the push's staleness, the lead in clocks, global
 steps done, and 1 if there is another step."""
 
 
@@ -219,7 +219,7 @@ class Client:
     comm : Comm
         All ranks.
     servers : sequence of int
-        Ranks to talk to, in the order of their key ranges.
+        Ranks of the servers, in the order of their key ranges.
     weights : Tensor, shape (parameters,)
         Overwritten by every answer.
     experiment : Experiment

@@ -20,7 +20,8 @@ GET, ADD, ROWS, LEAVE = range(1, 5)
 """Tags of a request for rows, a clock with its additions, an answer, and the end."""
 
 HEAD = 4
-"""Integers in a message's head: number of rows, digest of their numbers, clock, and 1 if the numbers follow."""
+"""Integers in a message's header: number of rows, digest of their numbers, clock, and 1 if the numbers follow.
+"""
 
 DTYPE = torch.float64
 """Type of all values."""

@@ -52,7 +52,7 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
     Parameters
     ----------
     runs : int
-        Runs of each kind of training, at least 1.  Only the quickest counts, so more runs give steadier
+        Runs of each kind of training, at least 1.  Only the fastest counts, so more runs give steadier
         figures: 3 runs take about ten seconds, 9 runs half a minute.
 
     hostfile : str, optional

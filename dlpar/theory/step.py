@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 PACKET_HEAD = 40
-"""Bytes of an answer's head, five whole numbers before the weights."""
+"""Bytes of an answer's header: five integers before the weights."""
 
 LOSS_AND_COUNT = 2
 """Number of values that are sent to the driver with a gradient."""
@@ -42,7 +42,8 @@ class PredictedStep(NamedTuple):
     Attributes
     ----------
     seconds : float
-        Seconds from one global step to the next. If workers run free, it is the time of N worker-steps.
+        Seconds from one global step to the next. If workers run asynchronously, it is the time of N
+        worker-steps.
     compute : float
         Part of these seconds in which a worker computes. In the rest it sends, receives or waits.
     kind : str
@@ -59,7 +60,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     """Predict a step of an experiment on its platform.
 
     ================  ============================================  =======================================
-    exchange          seconds beside computing; a = latency, b =    source
+    exchange          seconds besides computing; a = latency, b =   source
                       seconds of the tensor's bytes
     ================  ============================================  =======================================
     ring              2 (N-1) (a + b/N) for each bucket             Patarasuk and Yuan (JPDC 2009)
@@ -73,7 +74,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
     servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2
                       at a busy server
-    neighbours        a + degree b, of old weights beside the       Lian et al. (arXiv 1705.09056), table 1
+    neighbours        a + degree b, of old weights during the       Lian et al. (arXiv 1705.09056), table 1
                       gradient
     ================  ============================================  =======================================
 
@@ -100,7 +101,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
         None without a platform, or without a closed form.  There is no closed form for your own schemes,
         pairwise averages, compression, uneven shards, ZeRO, or a model on several ranks.  There is none if
         times vary from step to step. There is none for nodes of several ranks (except with a ring or
-        servers), or for free-running workers of unequal speed. There is none for workers with unequal numbers
+        servers), or for asynchronous workers of unequal speed. There is none for workers with unequal numbers
         of neighbours, groups of workers, separate pulls, pushes during the backward pass, backup workers, or
         servers on the nodes of workers.
 

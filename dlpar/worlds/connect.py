@@ -21,7 +21,7 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
 
     Its clock starts when all ranks are ready.
 
-    A rank tests its GPU before use. If a test fails, ``device="auto"`` means the CPU, and rank 0 says why.
+    A rank tests its GPU before use. If a test fails, ``device="auto"`` means the CPU, and rank 0 reports the reason.
 
     Parameters
     ----------

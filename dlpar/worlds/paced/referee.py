@@ -199,7 +199,7 @@ class Proxy:
             comm.close()
 
     def play(self) -> None:
-        """Serve the calls of the rank, or of a collective beside its computation, until it returns."""
+        """Serve the calls of the rank, or of a collective during its computation, until it returns."""
         link, referee, activity = self.link, self.referee, self.activity
         while True:
             if referee.zero is None and activity.clock > 0:
