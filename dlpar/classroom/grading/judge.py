@@ -207,4 +207,4 @@ def read_result(body: bytes) -> Any:
         return torch.load(io.BytesIO(body), weights_only=True)
     except pickle.UnpicklingError:
         allowed = "numbers, text, lists, tuples, sets, mappings, arrays and tensors"
-        raise ValueError(f"a rank returned something else than data, allowed are {allowed}") from None
+        raise ValueError(f"a rank returned something other than data; allowed are {allowed}") from None

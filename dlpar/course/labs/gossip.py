@@ -47,7 +47,7 @@ def _at_the_eigenvalue(runs: list[Run]) -> Shown:
     ring, _, complete, one = (run.consensus["distance"] for run in runs)
     found, told = (ring[40] / ring[10]) ** (1 / 30), contraction(runs[0].experiment)
     held = abs(found / told - 1) < 0.02 and complete[1] < 1e-6 * complete[0] and one[3] < 1e-6 * one[2]
-    return held, f"a step on a ring of 8 leaves {found:.4f} of the distance, the eigenvalue is {told:.4f}"
+    return held, f"a step on a ring of 8 leaves {found:.4f} of the distance; the eigenvalue is {told:.4f}"
 
 
 def two_islands() -> list[Experiment]:

@@ -37,7 +37,7 @@ def tree_or_star() -> Collectives:
 def _size_decides(times: list[CollectiveTime]) -> Shown:
     took = {(t.name, t.nbytes): t.seconds for t in times}
     short, long = (took["tree", size] / took["star", size] for size in (1_000, 400_000))
-    said = f"the tree takes {short:.1f} times the star's time for 1 kB, {long:.2f} for 400"
+    said = f"the tree takes {short:.1f} times the star's time for 1 kB, {long:.2f} for 400 kB"
     return short > 2 and long < 0.5, said
 
 

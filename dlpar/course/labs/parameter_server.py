@@ -85,7 +85,7 @@ def more_updates() -> dict[str, Experiment]:
     return {
         "bsp": bsp,
         "asp": asp,
-        "asp, one worker: nothing stale": asp.replace(**alone, delays=STEADY | {"straggler": {}}),
+        "asp, one worker, nothing stale": asp.replace(**alone, delays=STEADY | {"straggler": {}}),
         "asp, no momentum": asp.replace(optimizer="sgd"),
         "asp, a seventh of the rate": asp.replace(lr=0.1),
         "asp, rate over staleness": asp.replace(sync={"staleness_aware": True}),

@@ -103,7 +103,7 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
     one, _, eight, many = runs
     steps, seconds = zip(*(first_at(run, 0.95) for run in (one, eight, many)))
     if None in steps:
-        return False, "one of them never reads 95 % of the digits"
+        return False, "one run never classifies 95 % of the digits correctly"
     rate, sooner = speedup(one, many), seconds[0] / seconds[2]
     held = rate > 28 and sooner < 4 and steps[2] > steps[1] / 2
     return held, f"{rate:.1f} times the samples/s, {sooner:.1f} times sooner"

@@ -52,10 +52,10 @@ def own_samples() -> dict[str, Experiment]:
     training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
     common = Experiment(model={"width": 64}, **training, cluster={**SIMULATED, "platform": "cpu-10gbe"})
     return {
-        "dealt out of all samples": common.replace(shards="iid"),
+        "drawn from all samples": common.replace(shards="iid"),
         "own digits, gradients summed every step": common,
         "own digits, own batch statistics": common.replace(model={"norm": "batch"}),
-        "dealt out of all, own batch statistics": common.replace(shards="iid", model={"norm": "batch"}),
+        "drawn from all, own batch statistics": common.replace(shards="iid", model={"norm": "batch"}),
         "own digits, synchronised statistics": common.replace(model={"norm": "sync_batch"}),
         "own digits, 20 local steps": common.replace(averaging={"method": "local", "period": 20}),
     }
@@ -98,7 +98,7 @@ TABLE = (
     Row(own_samples, "Own shards harm results that depend on a rank's own batch",
         measured(accuracy, lambda dealt, summed, own, mixed, cured, local:
                  min(summed, mixed, cured) > dealt - 0.02 and max(own, local) < dealt - 0.05,
-                 "correct: {:.1%}; with own digits: sums {:.1%}, own statistics {:.1%} (dealt out {:.1%}, "
+                 "correct: {:.1%}; with own digits: sums {:.1%}, own statistics {:.1%} (drawn from all {:.1%}, "
                  "synchronised {:.1%}), 20 local steps {:.1%}")),
     Row(sharded_reading, "Ranks read a data set once per epoch, and each rank soon needs all of it", _once_an_epoch),
 )  # fmt: skip

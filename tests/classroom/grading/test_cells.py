@@ -81,7 +81,7 @@ def test_a_deadlock_names_the_line_of_the_answer_at_which_each_rank_waits(answer
 
 def test_the_library_s_collectives_are_not_there(answered: Cells) -> None:
     with pytest.raises(
-        JobFailed, match="comm.allreduce is not there when an answer is graded: use send and recv"
+        JobFailed, match="comm.allreduce is not available when an answer is graded: use send and recv"
     ):
         on_ranks(answered, "library")
 

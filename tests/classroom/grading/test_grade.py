@@ -177,7 +177,7 @@ def test_a_missing_answer_or_notebook_earns_nothing_and_is_told(graded) -> None:
 @pytest.mark.slow
 def test_forged_cells_points_outputs_checks_and_results_earn_nothing(graded) -> None:
     assert points(graded, "mallory", SMALL) == (0, 4)
-    assert "a rank returned something else than data, allowed are" in graded[1]["mallory", SMALL]["said"]
+    assert "a rank returned something other than data; allowed are" in graded[1]["mallory", SMALL]["said"]
 
 
 @pytest.mark.slow
@@ -314,4 +314,4 @@ def test_an_answer_as_it_was_released_is_to_do_and_nothing_is_run(tmp_path: Path
     blank = nbformat.read(lab, 4)
     hand_in(lab, tmp_path / "in" / "ada", None)
     _, verdict = judged(str(tmp_path / "in"), "ada", SMALL, blank, Box(None))
-    assert verdict == {"solved": False, "said": "to do: the answer is as it was released"}
+    assert verdict == {"solved": False, "said": "to do: the answer is unchanged since its release"}
