@@ -161,7 +161,7 @@ class DeviceLock:
 
 
 class World:
-    """Environment of a rank: its carrier, its clock, and calls that only some worlds need.
+    """Environment of a rank: its device, its clock, and calls that only some worlds need.
 
     This class is the real world, where nothing is slowed down or simulated.  The paced
     and the simulated world are subclasses.
@@ -171,7 +171,7 @@ class World:
     device : torch.device
         Device of the rank's tensors.
     carrier : str
-        Carrier of tensors: ``mpi``, ``nccl``, ``gloo`` or ``simulated``.
+        Library that carries tensors: ``mpi``, ``nccl``, ``gloo`` or ``simulated``.
 
     Attributes
     ----------

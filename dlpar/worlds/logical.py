@@ -58,7 +58,7 @@ class LogicalWorld(World):
     Parameters
     ----------
     carrier : str
-        Carrier of tensors.
+        Library that carries tensors.
     pace : Pace
         Seconds of a computation on this rank's device.
     eager : float
