@@ -1,6 +1,6 @@
 """Command line: ``dlpar run``, ``dlpar sweep`` and the other `COMMANDS`.
 
-Only the typed command's module is imported, so that help and refusals come at once.  Exit status:
+Only the typed command's module is imported, so that help and error messages appear at once.  Exit status:
 0 done, 1 failed, 2 a bad request, 128 + the signal's number when stopped.
 """
 

@@ -242,9 +242,9 @@ def _stands(folder: Path, rank: int) -> str:
 def _frames(stacks: str) -> list[tuple[str, str, str]]:
     """Return file, line and function of each of a rank's frames, the innermost first.
 
-    The main thread is written last.  With a GPU, the backward pass runs in a thread of autograd, whose outermost
-    frame is autograd's.  The main thread waits for that thread, so the thread's frames are inside the main
-    thread's.
+    The stack of the main thread comes last.  With a GPU, the backward pass runs in a thread of autograd, whose
+    outermost frame is autograd's.  The main thread waits for that thread, so the thread's frames are inside
+    the main thread's.
     """
     found = [(thread, _FRAME.findall(frames)) for thread, frames in _THREAD.findall(stacks)]
     if not found:

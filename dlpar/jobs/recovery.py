@@ -70,7 +70,7 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
 class Standing(NamedTuple):
     """Progress of a rank when it learns of a death.
 
-    It has the rank's first number, its crew, its steps, and whether the rank was at work, not restarting.
+    It holds the rank's first number, crew and steps, and whether the rank was working, not restarting.
     """
 
     rank: int

@@ -6,10 +6,10 @@ its slots with its last process.  The keeper counts locks, not connections, and 
 others wait, a job may keep slots only up to a time limit.  Then the job is told to end, and the slot gets a
 new file.  Without a keeper there is no limit. This module uses only the standard library.
 
-The next turn goes to the user with the fewest slots.  Among equals the longest time since the last turn
-decides, then the time of arrival.  Nobody overtakes the user whose turn it is, even with a smaller job.
-So a user who queues for one job waits for at most one job of each other user.  The kernel names the user of a
-connection.  If several users share the keeper's account (a hub's list of names), each gives a name.
+The next turn goes to the user with the fewest slots. Among equals, the user whose last turn was longest ago
+comes first, then the job that arrived first. Nobody overtakes the user whose turn it is, even with a smaller
+job. So a user who queues for one job waits for at most one job of each other user. The kernel names the user
+of a connection. If several users share the keeper's account (a hub's list of names), each gives a name.
 """
 
 from __future__ import annotations

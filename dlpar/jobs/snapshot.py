@@ -322,7 +322,7 @@ def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
 
 
 def begin(folder: Path, attempt: Attempt) -> None:
-    """Rename the records of earlier attempts, store the next attempt's start, and remove what it does not use."""
+    """Rename the records of earlier attempts, store the next attempt's start, and remove files that it does not use."""
     attempts = attempts_in(folder)
     ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
     began = max(ends, default=Attempt.of(folder).began)

@@ -1,6 +1,6 @@
 """Widgets on a page, each with one model. A page requests the state when it loads, then receives changes.
 
-No data is widget state, so a reloaded page has only one model to restore.
+The data is not widget state, so a reloaded page has only one model to restore.
 """
 
 from __future__ import annotations

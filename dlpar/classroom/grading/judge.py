@@ -5,7 +5,7 @@
 The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which
 the judge does not trust.  The check, the simulated ranks, their inputs and their messages are in this
 process, which calls her function in the rank's cell.  Before her code runs, a cell checks the box. If the
-cell finds a hole, the judge refuses.
+cell finds a hole, the judge refuses to grade.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ async def report_for_ever(activity: dict[str, Any]) -> None:
 async def report(activity: dict[str, Any]) -> None:
     """Report once and execute the requests in the answer.
 
-    A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has changed.
+    A report is ``{jobs, offer, predictions}``.  The answer is ``{stop, offer}``: jobs to end, and the
+    offer if it has changed.
     """
     base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
     told = await AsyncHTTPClient().fetch(
