@@ -8,6 +8,7 @@ The tables of rows are in :mod:`dlpar.course.labs`. Notebooks run the same exper
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -103,7 +104,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 
         lab_runs = LabRuns(seed)
         for _, row in own:
             began = time.monotonic()
-            lab_runs.begin(began + limit)
+            lab_runs.end, lab_runs.worlds = began + limit, []
             try:
                 held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
             except TimeoutError:
@@ -111,8 +112,8 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 
             except Exception as error:  # an error in one row must not stop the next
                 kind = "the job failed" if isinstance(error, JobFailed) else type(error).__name__
                 held, said = False, f"{kind}: {(str(error).strip().splitlines() or ['no reason given'])[0]}"
-            took = time.monotonic() - began
-            yield Result(lab, row.name, row.belief, lab_runs.world, took, bool(held), said)
+            worlds = ", ".join(dict.fromkeys(lab_runs.worlds)) or "computed"
+            yield Result(lab, row.name, row.belief, worlds, time.monotonic() - began, bool(held), said)
 
 
 class LabRuns:
@@ -120,18 +121,8 @@ class LabRuns:
 
     def __init__(self, seed: int = 0) -> None:
         self._runs: dict[str, Run] = {}
-        self._seed = seed
-        self.begin(float("inf"))
-
-    def begin(self, end: float) -> None:
-        """Begin a row. The row is abandoned at `end` on the monotonic clock."""
-        self._end = end
-        self._worlds: list[str] = []
-
-    @property
-    def world(self) -> str:
-        """Worlds that the row has used: ``real``, or ``real, simulated``."""
-        return ", ".join(dict.fromkeys(self._worlds)) or "computed"
+        self._seed, self.end = seed, math.inf  # on the monotonic clock: then a row is abandoned
+        self.worlds: list[str] = []
 
     def run(self, asked: Any) -> Any:
         """Return finished runs of experiments, or times of collectives, in the request's form.
@@ -146,25 +137,25 @@ class LabRuns:
             If the time limit has passed.
         """
         if isinstance(asked, Collectives):
-            self._worlds.append(asked["world"])
-            return time_collectives(**asked, timeout=max(1.0, min(LIMIT, self._end - time.monotonic())))
+            self.worlds.append(asked["world"])
+            return time_collectives(**asked, timeout=max(1.0, min(LIMIT, self.end - time.monotonic())))
         if isinstance(asked, Mapping):
             return dict(zip(asked, self.run(list(asked.values()))))
         if isinstance(asked, Experiment):
             return self._finished([asked])[0]
         if not isinstance(asked, (list, tuple)):
-            self._worlds.append("simulated" if isinstance(asked, FailingJob) else "real")
+            self.worlds.append("simulated" if isinstance(asked, FailingJob) else "real")
             return asked
         if all(isinstance(each, Experiment) for each in asked):
             return self._finished(asked)
         return [self.run(each) for each in asked]
 
     def _finished(self, experiments: Sequence[Experiment]) -> list[Run]:
-        self._worlds += [each.cluster.world for each in experiments]
+        self.worlds += [each.cluster.world for each in experiments]
         experiments = [each.replace(seed=each.seed + self._seed) for each in experiments]
         wanted = [each.to_json() for each in experiments]
         missing = [each for each, key in zip(experiments, wanted) if key not in self._runs]
-        for outcome in run_all(missing, stop=lambda: time.monotonic() > self._end):
+        for outcome in run_all(missing, stop=lambda: time.monotonic() > self.end):
             if outcome.status in ("stopped", "not run"):
                 raise TimeoutError
             if outcome.status != "done":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from timeit import repeat
 from typing import Any
 
 from dlpar.config.experiment import BadExperiment, Experiment
@@ -34,6 +36,9 @@ RANKS = 64
 
 LIMIT = 60.0
 """Seconds that a run may take."""
+
+TRIES, CALLS = 20, 10
+"""Number of measurements of an operation, and number of its calls in a measurement."""
 
 FAR = (16, 1 << 20, 1 << 22)
 """Bytes of messages between hosts. Switches and rate limits pass the first 100 kB faster than long messages.
@@ -171,3 +176,25 @@ def _step_seconds(experiment: Experiment) -> float:
 def _rounded(value: float) -> float:
     """Round to the significant digits of a measurement."""
     return float(f"{value:.3g}")
+
+
+def fastest_us(operation: str, cases: Mapping[Any, tuple[tuple[int, ...], str]]) -> dict[Any, float]:
+    """Measure the µs of an operation of torch on two tensors, in one thread. The fastest of `TRIES` counts.
+
+    Parameters
+    ----------
+    operation : str
+        Name in torch, such as ``"matmul"``.
+    cases : mapping
+        Shape and kind of numbers of both tensors, such as ``((32, 32), "float32")``, by name.
+    """
+
+    def on_rank(_: object) -> list[float]:
+        import torch  # here: a kernel need not load it
+
+        torch.set_num_threads(1)
+        ones = (torch.ones(shape, dtype=getattr(torch, kind)) for shape, kind in cases.values())
+        calls = [partial(getattr(torch, operation), each, each) for each in ones]
+        return [1e6 * min(repeat(call, repeat=TRIES, number=CALLS)) / CALLS for call in calls]
+
+    return dict(zip(cases, spmd(on_rank, workers=1)[0]))

@@ -61,7 +61,7 @@ def test_the_same_experiment_is_run_once_and_runs_have_the_form_of_the_experimen
     lab_runs = LabRuns()
     run = lab_runs.run(experiment())
     assert lab_runs.run({"a": experiment(), "b": [experiment()]}) == {"a": run, "b": [run]}
-    assert lab_runs.world == "simulated"
+    assert set(lab_runs.worlds) == {"simulated"}
 
 
 def test_whatever_happens_in_one_row_is_a_sentence_and_the_next_is_tried():

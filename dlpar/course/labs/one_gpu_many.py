@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from timeit import repeat
-
-from dlpar import Experiment, spmd
+from dlpar import Experiment
 from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, measured, pace_ms
+from dlpar.theory.calibrate import fastest_us
 
 H100 = {"float32": (67e12, 4), "TF32": (495e12, 4), "bfloat16": (989e12, 2)}
 """FLOP/s of dense products on an H100 SXM from its data sheet, and bytes per number, by kind of number."""
@@ -18,9 +15,6 @@ MEMORY = 3.35e12
 
 LAUNCH, LAUNCHES = 5e-6, 40
 """Seconds per launch, and launches per step of the small network. Both are assumed (`one-h100.toml`)."""
-
-TRIES, CALLS = 20, 10
-"""Number of measurements, of which the fastest counts, and number of calls per measurement."""
 
 
 def few_and_many() -> dict[str, Experiment]:
@@ -35,29 +29,15 @@ def few_and_many() -> dict[str, Experiment]:
 
 
 def additions() -> dict[int, float]:
-    """Measure the µs that adding two vectors takes, by length, in one thread of this machine."""
-    sizes = (1, 100, 10_000, 1_000_000)
-    return dict(zip(sizes, _fastest_us("add", [((n,), "float32") for n in sizes])))
+    """Measure the µs of adding two vectors, by their length, in one thread of this machine."""
+    return fastest_us("add", {n: ((n,), "float32") for n in (1, 100, 10_000, 1_000_000)})
 
 
 def products() -> dict[tuple[int, str], float]:
-    """Measure the µs that n × n products take in float32 and bfloat16, in one thread of this machine."""
-    cases = [(n, kind) for n in (32, 128, 512) for kind in ("float32", "bfloat16")]
-    return dict(zip(cases, _fastest_us("matmul", [((n, n), kind) for n, kind in cases])))
-
-
-def _fastest_us(operation: str, cases: Sequence[tuple[tuple[int, ...], str]]) -> list[float]:
-    """Measure a torch operation on two tensors, for each shape and kind of number."""
-
-    def on_rank(_: object) -> list[float]:
-        import torch  # here: a kernel need not load it
-
-        torch.set_num_threads(1)
-        ones = (torch.ones(shape, dtype=getattr(torch, kind)) for shape, kind in cases)
-        calls = [partial(getattr(torch, operation), each, each) for each in ones]
-        return [1e6 * min(repeat(call, repeat=TRIES, number=CALLS)) / CALLS for call in calls]
-
-    return spmd(on_rank, workers=1)[0]
+    """Measure the µs of n × n products in float32 and bfloat16, in one thread of this machine."""
+    return fastest_us(
+        "matmul", {(n, k): ((n, n), k) for n in (32, 128, 512) for k in ("float32", "bfloat16")}
+    )
 
 
 def launches() -> dict[str, Experiment]:
@@ -79,5 +59,5 @@ TABLE = (
                  "8 and 1,024 samples take {0:.3f} and {1:.3f} ms; with free launches {3:.2g} and {4:.2g} ms")),
     Row(products, "A larger product computes more FLOP/s",
         lambda us: (us[512, "float32"] < 16**3 * us[32, "float32"],
-                    "GFLOP/s: " + ", ".join(f"n = {n}: {2e-3 * n**3 / us[n, 'float32']:.0f}" for n in (32, 512)))),
+                    f"µs in float32: {us[32, 'float32']:.1f} for n = 32, {us[512, 'float32']:.0f} for 512")),
 )  # fmt: skip

@@ -19,8 +19,7 @@ STEADY: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0}
 """Delays that make each step take 10 ms."""
 
 
-_ONE_LAYER = {"width": 64, "depth": 1}
-LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=ps(), evaluate_every=10, cluster=ALONE)
+LEARNING = Experiment(model={"width": 64, "depth": 1}, steps=80, sync=ps(), evaluate_every=10, cluster=ALONE)
 """Experiment for questions of accuracy."""
 
 

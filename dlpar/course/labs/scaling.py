@@ -17,7 +17,7 @@ from dlpar.jobs.control_groups import cores
 from dlpar.lab.figures.convergence import first_at
 from dlpar.lab.sweep import run_all
 from dlpar.systems.allreduce import FUSED, MODELS
-from dlpar.systems.record import by_sizes
+from dlpar.systems.record import by_sizes, rate
 from dlpar.systems.record import platform_file as measured_on
 from dlpar.theory import predict
 from dlpar.theory.calibrate import calibrate
@@ -52,11 +52,6 @@ def this_machine() -> Platform:
     return platform(HERE) if here_file().exists() else calibrate()
 
 
-def _measured(here: Platform) -> Shown:
-    said = f"{here.device.flops / 1e9:.1f} GFLOP/s a rank, {1e6 * here.inside.latency:.0f} µs a message"
-    return here.device.flops > 0 and here.inside.bandwidth > 0, said
-
-
 def on_this_machine() -> Experiment:
     """Train the default model on real processes, each with 256 samples and one thread."""
     return Experiment(scaling="weak", steps=40, evaluate_every=1000, cluster={"threads": 1})
@@ -79,12 +74,6 @@ def weak_and_strong() -> list[Experiment]:
     """Simulate ResNet-50 on P100s with 64 samples for each worker, and with 64 for all workers together."""
     weak = sizes_only("resnet50", steps=3)
     return [weak, weak.replace(scaling="strong")]
-
-
-def _not_the_same_curve(runs: list[Run]) -> Shown:
-    weak, strong = speedup(*runs[:2]), speedup(*runs[2:])
-    said = f"64 GPUs are {weak:.1f} times as fast as one (weak), {strong:.1f} times (strong)"
-    return weak > 3 * strong, said
 
 
 def more_workers() -> list[Experiment]:
@@ -176,20 +165,19 @@ def thousands() -> Experiment:
     return sizes_only("resnet50", workers=4096, steps=2, sync={"scheme": "ps"})
 
 
-def _worth_a_few(run: Run) -> Shown:
-    worth = run.summary["samples_per_s"] * predict(sizes_only("resnet50")).seconds / 64
-    return worth < 8, f"they do the work of {worth:.1f} GPUs that send nothing"
-
-
 TABLE = (
     Row(three_worlds, "The training does not depend on the world", same_losses(1e-3),
         lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})]),
-    Row(this_machine, "Two measurements describe this machine as a platform", _measured),
+    Row(this_machine, "Two measurements describe this machine as a platform",
+        lambda here: (min(here.device.flops, here.inside.bandwidth) > 0,
+                      f"{here.device.flops / 1e9:.1f} GFLOP/s a rank, {1e6 * here.inside.latency:.0f} µs a message")),
     Row(on_this_machine, "Up to twice as many ranks as cores run", lambda runs: cores_limit(runs, 0.9),
         lambda: on([on_this_machine()], 1, max(2, min(2 * cores(), 16)))),
     Row(paced, "Eight processes follow a cluster's clock, and the closed form predicts their time", _as_predicted,
         lambda: paced().replace(workers=8)),
-    Row(weak_and_strong, "Strong and weak scaling are not the same curve", _not_the_same_curve,
+    Row(weak_and_strong, "Strong and weak scaling are not the same curve",
+        measured(rate, lambda one, weak, alone, strong: weak / one > 3 * strong / alone,
+                 "samples/s of 1 and 64 GPUs: {:,.0f} and {:,.0f} (weak), {:,.0f} and {:,.0f} (strong)"),
         lambda: on(weak_and_strong(), 1, 64)),
     Row(more_workers, '"90 % efficiency means ten times sooner to the same accuracy"', _less_than_efficiency),
     Row(ring_and_servers, "One server's port soon saturates",
@@ -205,5 +193,7 @@ TABLE = (
     Row(trouble, "A synchronous step is as slow as its slowest worker",
         measured(step_ms, lambda straggler, links, tail: straggler > 1.5 and links > 2.5 and tail > 3,
                  "times a step: one slow GPU {:.1f}, slow links {:.1f}, unsteady GPUs {:.1f}", relative=True)),
-    Row(thousands, "4,096 workers and one server", _worth_a_few),
+    Row(thousands, "4,096 workers and one server",
+        measured(lambda run: run.summary["samples_per_s"] * predict(sizes_only("resnet50")).seconds / 64,
+                 lambda worth: worth < 8, "they do the work of {:.1f} GPUs that send nothing")),
 )  # fmt: skip
