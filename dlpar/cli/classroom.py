@@ -56,9 +56,9 @@ def hub(
         listed: names that share a password, to try it on loopback; system: this machine's accounts, each
         isolated from the others, which needs root.
     address : IP
-        Where to listen.
+        Address to listen on.
     port : N
-        1 to 65535.
+        Port to listen on, 1 to 65535.
     certificate : FILE
         TLS certificate, in PEM format.
     key : FILE
@@ -149,7 +149,7 @@ def slots(
     longest : MINUTES
         Maximum time for which a job keeps its slots while others wait. Then the job ends.
     socket : PATH
-        Default: $DLPAR_SLOTS, or /run/dlpar/slots.
+        Socket of the slots; default: $DLPAR_SLOTS, or /run/dlpar/slots.
     """
     if pause + go_on + look > 1:
         raise BadRequest("--pause, --go-on, --look: got more than one, allowed is one of them")

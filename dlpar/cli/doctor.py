@@ -52,8 +52,8 @@ MEET = 4.0
 def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | None = None) -> int:
     """Report what this machine can run.
 
-    It reports the number of ranks and threads, the carrier, and the reasons. It also reports faults and their
-    remedies. Exit status 1: something is broken.
+    It reports the number of ranks and threads, the communication library, and the reasons. It also reports faults
+    and their remedies. Exit status 1: something is broken.
 
     Parameters
     ----------

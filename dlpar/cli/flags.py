@@ -47,7 +47,7 @@ class Flag:
     kinds : tuple of str
         For a head: all its values.  For another field: the heads that use it, empty if all do.
     is_head : bool
-        Whether the field chooses the kind of its part by a word.
+        Whether the field's value chooses the kind of its part.
     """
 
     path: tuple[str, ...]

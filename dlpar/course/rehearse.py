@@ -40,7 +40,7 @@ class Row(NamedTuple):
     shows : callable
         ``shows(runs)`` returns a :data:`Shown`. `runs` has the form of the experiments.
     runs : callable, optional
-        Returns the experiments of the rehearsal, if they are not just the preset.
+        Returns the experiments of the rehearsal, if they differ from the preset.
     """
 
     preset: Callable[..., Any]

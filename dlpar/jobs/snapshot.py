@@ -462,7 +462,7 @@ class Keeper(comm.Keeper):
         return "sync" in self.parts or (bool(servers) and min(servers) >= min(1, self.done))
 
     def standing(self) -> tuple[int, int]:
-        """Return the own and the global steps in this rank's weights, including an unrecorded step."""
+        """Return the rank's own steps and the global steps in its weights, including an unrecorded step."""
         if sync := self.parts.get("sync"):
             return self.own + sync.begun, self.done + sync.begun
         done = min(server.done for server in self.parts.values())

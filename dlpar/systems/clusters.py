@@ -75,7 +75,7 @@ def run_cluster(
     n_workers, n_ps : int
         Number of processes of each role: at least 1 worker, and at least 0 servers.
     worker_script, ps_script : str or Path
-        Their Python files.
+        Python file of each role.
     timeout : float, default 600
         As in :func:`launch_workers`.
     """

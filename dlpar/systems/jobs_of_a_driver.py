@@ -44,7 +44,7 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 
 
 def seconds(comm: Comm, workers: int, driver: float) -> float:
-    """Run a step with only sizes, and gradients of 2 TFLOP. Return the time of its end on this rank."""
+    """Run a step on this rank and return its end time. Messages carry only sizes. A gradient takes 2 TFLOP."""
     numbers = torch.zeros(1000)
 
     def graph() -> list[Task]:

@@ -46,7 +46,7 @@ def ps(**fields: Any) -> dict[str, Any]:
 
 
 def learning(sync: dict[str, Any], delays: dict[str, Any] = STEADY, **fields: Any) -> Experiment:
-    """Return an experiment on digits that shows staleness and accuracy. Its times are delays, not FLOPs."""
+    """Return an experiment on digits that shows staleness and accuracy. Its times come from delays, not from FLOPs."""
     usual = {"workers": 8, "batch": 64, "steps": 100, "lr": 0.2, "evaluate_every": 1000}
     return Experiment(**{**usual, **fields}, sync=sync, delays=delays, cluster=ALONE)
 

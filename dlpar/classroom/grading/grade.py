@@ -371,8 +371,8 @@ def grade(
         Exercises, from :meth:`Course.take`.
     box : Box
     at_a_time : int
-        Number of answers. It is 1 if answers are not isolated, because left-over processes cannot be
-        distinguished.
+        Number of answers judged at the same time. It is 1 if answers are not isolated, because left-over
+        processes cannot be distinguished.
 
     Yields
     ------

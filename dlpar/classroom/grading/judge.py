@@ -96,7 +96,7 @@ class Cells:
     answer : str
         Source that each cell runs.
     seconds : float
-        Time for all calls of the answer's functions together.
+        Time limit for all calls of the answer's functions together.
     """
 
     def __init__(self, nursery: socket.socket, answer: str, seconds: float) -> None:

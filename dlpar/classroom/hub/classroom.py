@@ -150,7 +150,7 @@ class Settings:
         The hub's folder, private to the account that runs it, with database, cookie secret, log and
         passwords.
     certificate, key : str or None
-        TLS, in PEM files.
+        PEM files for TLS.
     idle : int
         Minutes after which a notebook server without activity ends, from 1 to 10,080. A running job counts as
         activity.

@@ -134,7 +134,7 @@ class Answers:
         self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
-        """Replace a student's answers. With None, she does not agree to share."""
+        """Replace a student's answers. None means that she does not agree to share."""
         for key in [key for key, now in self._now.items() if now.pop(hash(name), None) and not now]:
             del self._now[key]
         for answer in filter(_is_answer, answers or []):

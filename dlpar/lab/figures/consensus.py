@@ -48,7 +48,7 @@ class Distance:
             self.line.add((done.step, max(self.last[1], FLOOR)))
 
     def draw(self, ended: bool) -> None:
-        """Draw the distance under mixing alone and, after the run, its last distance."""
+        """Draw the distance under mixing alone. After the end of the run, also draw the run's last distance."""
         if self.first[1] > FLOOR:
             if ended:
                 self.line.finish((self.last[0], max(self.last[1], FLOOR)))

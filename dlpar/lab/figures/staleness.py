@@ -43,7 +43,7 @@ class RankLines(Plot):
     unit: ClassVar[str]
 
     def begin(self, run: Shown) -> None:
-        """Add a run. If workers of any run are free, draw all runs over seconds, otherwise over steps."""
+        """Add a run. If any run has free-running workers, draw all runs over seconds, otherwise over steps."""
         for key in self.runs:
             self.remove(f"{key} rank")
             self.restyle(f"{key} mean", visible=True)
