@@ -168,7 +168,7 @@ _TRY = "from dlpar.worlds.devices import trial; print(next(filter(None, map(tria
 
 
 def gpu_problem(number: int) -> str:
-    """Compute on each of this many GPUs as a rank would. Return the first problem, if any."""
+    """Run a test sum on each of this many GPUs, as a rank does. Return the first problem, if any."""
     command = [sys.executable, "-c", _TRY.format(number)]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=TRY)
@@ -225,7 +225,7 @@ def meet(starter: Starter) -> str:
 
 
 class Finding(NamedTuple):
-    """One-sentence statement about one subject.
+    """Finding about one subject, in one sentence.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ BROWSERS = (
 """Programs that take pictures of slides and run the browser tests."""
 
 NOTEBOOK = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget")
-"""Packages without which no lab opens."""
+"""Packages that every lab needs."""
 
 
 def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json: AsJSON = False) -> int:

@@ -30,8 +30,7 @@ FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary in a list of runs."""
 
 MAIN, MOST_SETTINGS = ("model", "data", "sync", "workers", "world"), 7
-"""Settings that every list of runs shows, as columns or as common to all, and number of columns of settings.
-"""
+"""Settings that every list of runs shows, and maximum number of columns of settings."""
 
 
 # ---- many runs ----------------------------------------------------------------

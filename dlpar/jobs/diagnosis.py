@@ -202,7 +202,7 @@ def _log(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """Return a rank's last line or, without one, the log's last line or mpiexec's dashed reports."""
+    """Return the last line of a rank, else of the log, else mpiexec's reports between dashed lines."""
     parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
     said, report = _lines(parts[::2]), _lines(parts[1::2])
     of_ranks = [line for line in said + report if line.startswith("[rank")]
@@ -240,7 +240,7 @@ def _stands(folder: Path, rank: int) -> str:
 
 
 def _frames(stacks: str) -> list[tuple[str, str, str]]:
-    """Return file, line and function of each of a rank's frames, the innermost first.
+    """Return the file, line and function of each frame in a rank's stack, the innermost first.
 
     The stack of the main thread comes last.  With a GPU, the backward pass runs in a thread of autograd, whose
     outermost frame is autograd's.  The main thread waits for that thread, so the thread's frames are inside

@@ -37,7 +37,7 @@ STOPS = {
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 }
 STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, if it reaches all processes of a job
-"""Signals that end a job, and the reason to report."""
+"""Signals that end a job, each with the reason to report."""
 
 ELSEWHERE = 1.2
 """Seconds that the starter gets to end ranks on other machines before it is ended as well."""
@@ -155,7 +155,7 @@ class Guardian:
             self.paused[pid] = max(time.monotonic() + stall, self.paused.get(pid, 0.0))
 
     def _end_pauses(self) -> float:
-        """Let processes run whose pause is over. Return the seconds until the next pause ends."""
+        """Resume the processes whose pause is over. Return the seconds until the next pause ends."""
         now = time.monotonic()
         over = [pid for pid, until in self.paused.items() if until <= now]
         processes.kill(diagnosis.still_ranks(over), signal.SIGCONT)

@@ -48,7 +48,7 @@ LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 <
 """Options of ``ulimit``: the limit, its minimum, and how much each process of the job adds."""
 
 CLEARING = 15.0
-"""Seconds to wait for the clean-up after a job's end: the guardian takes 10 at most, and there is a margin."""
+"""Seconds to wait for the clean-up after a job's end: the guardian takes at most 10, and the rest is a margin."""
 
 NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
 """Fields of a cluster: the value that needs a GPU, and the values allowed without a GPU."""

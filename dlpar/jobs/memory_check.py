@@ -97,7 +97,7 @@ def _need(e: Experiment, workers: int) -> float:
 
 
 def _of_one(e: Experiment, workers: int) -> float:
-    """Return the mean bytes of the model's state on a worker, over the ranks of one model."""
+    """Return a rank's bytes of model state, as the mean over the ranks that share one model."""
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
     zero, each = getattr(e.split, "zero", 0), bytes_of(e.optimizer, e.itemsize)

@@ -204,7 +204,7 @@ class Run:
 
     @property
     def consensus(self) -> pd.DataFrame:
-        """Consensus distance after each global step, live or finished. There are no rows without sketches.
+        """Table of the consensus distance after each global step. It has no rows without sketches.
 
         Columns: ``step``; ``seconds``, when the last worker ended the step; ``distance``, the root of the
         mean over workers of ‖x_i - mean‖², with the weights at the start of the step.  If workers run free,
@@ -247,7 +247,7 @@ class Run:
 
     @property
     def events(self) -> pd.DataFrame:
-        """Events of a run: ``source name t`` and the fields of each."""
+        """Events of a run, with columns ``source name t`` and the fields of each event."""
         return _frame([{"source": f"rank-{rank}", **record} for rank, record in self._of_kind("event")])
 
     def to_csv(self, folder: str | os.PathLike) -> list[Path]:
@@ -268,7 +268,7 @@ class Run:
         return written
 
     def to_perfetto(self, path: str | os.PathLike) -> Path:
-        """Write a trace that ui.perfetto.dev and chrome://tracing open, with one track per rank.
+        """Write a trace that ui.perfetto.dev and chrome://tracing can open, with one track per rank.
 
         Each rank is a process of the trace with one thread for its spans. The loss of its samples is a
         counter.  Source: "Trace Event Format", Google, 2016.

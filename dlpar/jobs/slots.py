@@ -210,7 +210,7 @@ class Keeper:
         self.selector: selectors.BaseSelector | None = None
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Answer until `until()` is true. Running jobs keep their slots after that."""
+        """Answer requests until `until()` is true. Running jobs keep their slots after that."""
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         while not until():

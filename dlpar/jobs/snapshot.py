@@ -195,7 +195,7 @@ def holders(e: Experiment) -> list[int]:
 
 
 def newest(folder: Path, experiment: Experiment) -> Attempt:
-    """Return the next attempt at a run.
+    """Return the next attempt of a run.
 
     It starts from the newest complete snapshot that fits the experiment.
 

@@ -407,9 +407,9 @@ class Foreseen(NamedTuple):
     """Forecast of a whole run from a simulation of a few steps."""
 
     rate: float | None = None
-    """Samples per second on the platform's clock, or None if sizes do not suffice."""
+    """Samples per second on the platform's clock, or None if a simulation of sizes cannot predict them."""
     seconds: float = 0.0
-    """Smallest number of seconds in which the whole run can be simulated."""
+    """Minimum seconds that a simulation of the whole run takes."""
 
 
 class Ghost:
@@ -527,7 +527,7 @@ class Comparison(RunPage):
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per run, in numbers. Column names have units."""
+        """Table of numbers with one row per run. Column names have units."""
         import pandas as pd
 
         found = (self._outcomes[run.id][1] or {} for run in self.runs)

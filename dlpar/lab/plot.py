@@ -296,7 +296,7 @@ def shown(experiments: Sequence[Experiment], keys: Sequence[str], names: Names =
 
 
 Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-"""Function that reads the records of a time window, with ranks."""
+"""Function that reads the records of a time window, with their ranks."""
 
 
 class Plot(Drawing):

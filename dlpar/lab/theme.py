@@ -19,7 +19,7 @@ RUNS, RANKS = tuple(_KEPT["runs"]), tuple(_KEPT["ranks"])
 """Colours of compared runs and of ranks."""
 
 DASHES, PATTERNS, MARKERS = (tuple(_KEPT[name]) for name in ("dashes", "patterns", "markers"))
-"""Signs of ranks besides their colours."""
+"""Dashes, patterns and markers that distinguish ranks, besides colours."""
 
 SCHEMES: dict[str, str] = _KEPT["schemes"]
 """Colour of each scheme, the same in every figure of every lab."""

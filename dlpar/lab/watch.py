@@ -226,7 +226,7 @@ def _readable(most: int) -> Iterator[tuple[Run, Experiment]]:
 
 
 LONGEST_REPLAY = 30.0
-"""Longest recording (seconds). A longer run plays faster."""
+"""Maximum seconds of a replay. A longer run plays faster."""
 
 
 SEEN = 10.0

@@ -162,7 +162,7 @@ def field_map(
 
 
 def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
-    """Draw the time of a step's task graph, list-scheduled on 1 to `most` workers, within its bounds.
+    """Draw the time of a step's task graph, list-scheduled on 1 to `most` workers, and its bounds.
 
     A gradient takes a second.  An update needs all gradients and takes a quarter of a second.  All tasks
     together take W seconds, and the longest path takes D.  On p workers ``max(W/p, D) <= T <= W/p + D``

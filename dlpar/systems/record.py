@@ -235,4 +235,4 @@ def same_as_alone(**fields: Any) -> dict[str, Experiment]:
 PARITY = shape(
     "the same losses as one process, to 1e-9", lambda runs: apart(runs["one process"], runs["system"]) < 1e-9
 )
-"""A synchronous system trains exactly as one process does."""
+"""Figure of a synchronous system: it trains exactly as one process does."""

@@ -265,7 +265,7 @@ def proxy_command() -> list[str]:
 
 
 TURNS = asyncio.Semaphore(cores())
-"""Limit of servers that start at the same time. The others wait in order."""
+"""Limit on the number of servers that start at the same time. The others wait in order."""
 
 
 class InLine:

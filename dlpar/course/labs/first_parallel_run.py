@@ -14,7 +14,7 @@ HEAVY = Experiment(
     model={"name": "mlp", "width": 1024}, workers=1, batch=512, steps=15, lr=0.05, evaluate_every=1000,
     cluster={"threads": 1},
 )  # fmt: skip
-"""Experiment of one process that computes much, in one thread."""
+"""Experiment with much computation in one process with one thread."""
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "first_parallel_run"
 """Run folder of `first_run`."""

@@ -88,7 +88,7 @@ def _fewer_cost_less(runs: list[Run]) -> Shown:
 
 
 def cut_edges() -> list[Experiment]:
-    """Let eight workers average without training on a ring with no, one and two edges cut."""
+    """Let eight workers average without training on a ring with zero, one and two edges cut."""
     whole = [(i, (i + 1) % 8) for i in range(8)]
     path = [edge for edge in whole if edge != (7, 0)]
     halves = [edge for edge in path if edge != (3, 4)]

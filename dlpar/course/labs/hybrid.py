@@ -74,7 +74,7 @@ def _two_by_two_by_two(runs: dict[tuple[int, int, int], Run]) -> Shown:
 
 
 def distbelief(push_every: int = 1) -> Experiment:
-    """Run DistBelief's shape on real ranks: two replicas, each on two ranks, and a server for each half.
+    """Run DistBelief's layout on real ranks: two replicas, each on two ranks, and a server for each half.
 
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """

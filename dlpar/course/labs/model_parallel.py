@@ -13,13 +13,13 @@ NVLINK = "v100-nvlink"
 """Platform with eight V100s in one machine."""
 
 LINKS = {"NVLink": NVLINK, **{name: platform_file(f"v100-each-{name}") for name in ("100gb-ib", "10gbe")}}
-"""Three links of eight V100s: in one machine, and between machines with one V100 each."""
+"""Three kinds of links between eight V100s: in one machine, and between machines with one V100 each."""
 
 CNN = Experiment(model={"name": "cnn", "width": 64}, batch=64, dtype="float64")
 
 
 def split_in_two() -> Experiment:
-    """Split a small cnn over two real ranks by channels. Its images may be cut instead."""
+    """Split a small CNN over two real ranks by channels. Its images may be cut instead."""
     return CNN.replace(workers=2, split="tensor", steps=40, evaluate_every=20)
 
 

@@ -60,7 +60,7 @@ def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
 
 
 def bound_and_a_slow_worker() -> list[Experiment]:
-    """Pace four workers under bsp, ssp and asp. One of them is always four times slower."""
+    """Run four paced workers under bsp, ssp and asp. One of them is always four times slower."""
     return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=SLOW, cluster=PACED)
 
 

@@ -79,7 +79,10 @@ def _at_three_intervals() -> dict[str, FailingJob]:
 
 
 def twice_the_gpus() -> dict[str, FailingJob]:
-    """Return fixed work on more and more GPUs at the best interval. Failure rates grow or stay constant."""
+    """Return jobs with the same work on more and more GPUs, at the best interval.
+
+    Failure rates grow or stay constant.
+    """
     jobs = {}
     for times in (1, 2, 4, 8):
         for name, nodes in (("", times * MACHINES), (", failures as before", MACHINES)):
@@ -90,7 +93,7 @@ def twice_the_gpus() -> dict[str, FailingJob]:
 
 
 def policies() -> dict[str, FailingJob]:
-    """Return Llama 3 as 128 replicas. After a death the job ends, shrinks, or continues with a spare."""
+    """Return Llama 3's job with 128 replicas. After a death the job ends, shrinks, or continues with a spare."""
     ends = replace(LLAMA, every=BEST, replicas=128, joining=5.0)
     spare = replace(ends, on_death="spare", spares=1)
     return {"end": ends, "shrink": replace(ends, on_death="shrink"), "spare": spare}

@@ -237,7 +237,7 @@ def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | No
 
 
 def _exchange(experiment: Experiment, graph: Graph) -> str:
-    """State each worker's number of partners as the end of a clause about workers."""
+    """Return words for each worker's number of partners, which end a clause about workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
     if not experiment.sync.has_graph:
         to = {"random": f"{peers} random others each time", "one_peer": "one worker 1, 2, 4 … places ahead"}

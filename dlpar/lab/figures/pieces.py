@@ -42,7 +42,7 @@ def experiment_of(of: Experiment | Run) -> Experiment:
 
 
 SYMBOLS = ("circle", "square", "diamond", "hexagon")
-"""Symbols of groups. A number on each is readable."""
+"""Symbols of groups. A number on such a symbol stays readable."""
 
 
 class Axis(NamedTuple):

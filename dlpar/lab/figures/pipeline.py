@@ -389,14 +389,14 @@ STATE = ("weights", "gradients", "optimizer")
 """Kinds that have a closed form."""
 
 INSTANTS = 400
-"""Number of parts of a step. The largest and the last value of each part are drawn."""
+"""Number of parts into which a step is divided. The largest and the last value of each part are drawn."""
 
 States = Sequence[float | None]
 """Bytes of a rank by the closed form; None if there is none."""
 
 
 def memory(runs: Runs, titles: Names = None) -> Figure:
-    """Draw each rank's memory by kind at a step's peak. For several runs, draw the fullest rank.
+    """Draw each rank's memory by kind at a step's peak. For several runs, draw each run's fullest rank.
 
     The step is the last one with recorded memory. If the model is split only by data, a mark shows weights,
     gradients and optimizer state by the closed form (Rajbhandari et al., arXiv 1910.02054, section 5). For a

@@ -188,7 +188,7 @@ class SentByLayer(NamedTuple):
 
 
 class SentBytesMeter:
-    """Meter of a rank's sent bytes by activity, a pair such as ``("linear1", "forward")``."""
+    """Meter of the bytes that a rank sends in each activity, such as ``("linear1", "forward")``."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic, self._doing, self._before = traffic, [OUTSIDE], traffic.bytes

@@ -25,7 +25,7 @@ ALL = "all workers"
 
 
 class RankLines(Plot):
-    """Line for each drawn worker, on axes that grow by doubling. Statistics cover all workers.
+    """Figure with a line for each drawn worker, on axes that grow by doubling. Statistics cover all workers.
 
     An earlier run keeps one line: the mean of each global step.
 

@@ -291,7 +291,7 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
 
 
 PER_WORKER, LEAST = 5, 16
-"""Number of arrows drawn per worker, and smallest number in all."""
+"""Number of arrows drawn per worker, and minimum number for all workers together."""
 
 APART = 0.022
 """Smallest distance between two numbers in a lane, as a share of the width."""
