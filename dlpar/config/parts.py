@@ -36,6 +36,15 @@ class Model(Part):
         """Channels of each convolution of a cnn."""
         return max(4, self.width // 8)
 
+    @property
+    def hidden_weights(self) -> int:
+        """Number of weights between hidden layers. This is a model's minimum for any data."""
+        return {
+            "mlp": (self.depth - 1) * self.width**2,
+            "cnn": (self.depth - 1) * 9 * self.channels**2,
+            "transformer": self.depth * 12 * self.width**2,
+        }.get(self.name, 0)
+
 
 class Data(Part):
     """Samples, and the folder of their files."""

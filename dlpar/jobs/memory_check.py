@@ -90,7 +90,7 @@ def _need(e: Experiment, workers: int) -> float:
         return OF_A_SIMULATION
     models = workers * _of_one(e, workers)
     if e.sync.shares_memory:  # one copy of the weights for all workers
-        models -= (workers - 1) * hidden_weights(e) * e.itemsize
+        models -= (workers - 1) * e.model.hidden_weights * e.itemsize
     if e.cluster.world == "simulated":
         return OF_A_SIMULATION + models
     return (workers + e.ranks - e.workers) * OF_A_RANK + models
@@ -101,17 +101,7 @@ def _of_one(e: Experiment, workers: int) -> float:
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
     zero, each = getattr(e.split, "zero", 0), bytes_of(e.optimizer, e.itemsize)
-    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, each).total
-
-
-def hidden_weights(e: Experiment) -> int:
-    """Return the number of weights between hidden layers. This is a model's minimum for any data."""
-    width, depth = e.model.width, e.model.depth
-    return {
-        "mlp": (depth - 1) * width**2,
-        "cnn": (depth - 1) * 9 * e.model.channels**2,
-        "transformer": depth * 12 * width**2,
-    }.get(e.model.name, 0)
+    return model_state(e.model.hidden_weights / parts, max(1, workers // parts), zero, each).total
 
 
 def _in_words(nbytes: float) -> str:

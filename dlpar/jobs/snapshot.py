@@ -29,7 +29,7 @@ from dlpar.config.schema import BadExperiment
 from dlpar.delays import Death
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
-from dlpar.split.mesh import groups, sizes_of
+from dlpar.split.mesh import holders
 from dlpar.sync.membership import resized
 
 if TYPE_CHECKING:
@@ -177,21 +177,6 @@ def whole(path: Path, body: bytes) -> None:
 def shard(folder: Path, step: int, rank: int) -> Path:
     """Return the file of a rank's shard of the snapshot after `step` global steps."""
     return folder / SNAPSHOTS / f"step-{step:08d}" / f"rank-{rank}.safetensors"
-
-
-def holders(e: Experiment) -> list[int]:
-    """Return, for each rank with state, the rank whose shard contains this state.
-
-    Replicas that add up their gradients are equal after each step, and the first replica writes the state of all.
-    """
-    held = list(range(e.members))
-    summed = e.sync.sends_gradients and not (e.sync.has_driver or e.sync.server_ranks)
-    differ = e.compression.codec != "none" or e.averaging.method != "none" or e.model.norm == "batch"
-    if summed and not (differ or getattr(e.split, "zero", 0) or e.delays.stall):
-        for first, *others in groups(sizes_of(e), "data"):
-            for rank in others:
-                held[rank] = first
-    return held
 
 
 def newest(folder: Path, experiment: Experiment) -> Attempt:

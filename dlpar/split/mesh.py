@@ -116,6 +116,21 @@ def sizes_of(experiment: Experiment) -> dict[str, int]:
     return {axis: sizes[axis] for axis in order or sizes}
 
 
+def holders(e: Experiment) -> list[int]:
+    """Return, for each rank with state, the first rank that has the same state after each step.
+
+    Replicas that add up their gradients are equal, so the first replica writes the snapshots of all.
+    """
+    held = list(range(e.members))
+    summed = e.sync.sends_gradients and not (e.sync.has_driver or e.sync.server_ranks)
+    differ = e.compression.codec != "none" or e.averaging.method != "none" or e.model.norm == "batch"
+    if summed and not (differ or getattr(e.split, "zero", False) or e.delays.stall):
+        for first, *others in groups(sizes_of(e), "data"):
+            for rank in others:
+                held[rank] = first
+    return held
+
+
 class Place(NamedTuple):
     """Place of a rank in its job.
 

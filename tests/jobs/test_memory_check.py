@@ -8,7 +8,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.data import load
 from dlpar.jobs.control_groups import ControlGroups, memory
-from dlpar.jobs.memory_check import check_memory, hidden_weights
+from dlpar.jobs.memory_check import check_memory
 from dlpar.models import build
 from dlpar.worlds.devices import Gpu
 
@@ -25,7 +25,7 @@ def test_a_model_is_never_counted_larger_than_it_is(fields):
     experiment = Experiment(**fields)
     model = build(experiment, load(experiment.data, 0, model=experiment.model.name))
     there = sum(weight.numel() for weight in model.parameters())
-    assert there / 3 * (hidden_weights(experiment) > 0) <= hidden_weights(experiment) <= there
+    assert there / 3 * (experiment.model.hidden_weights > 0) <= experiment.model.hidden_weights <= there
 
 
 def test_the_message_says_what_would_fit():

@@ -21,6 +21,7 @@ from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken
 from dlpar.jobs.tail import attempts_in
+from dlpar.split import mesh
 from dlpar.split.mesh import groups
 from dlpar.sync.membership import resized
 from dlpar.worlds.mpiexec import NoMPI
@@ -227,7 +228,7 @@ def test_an_attempt_mixes_no_shards_of_the_one_before_it(tmp_path):
 
 def test_who_writes_shards_is_found_once_and_only_if_there_are_snapshots(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(snapshot, "groups", lambda *given: asked.append(given) or groups(*given))
+    monkeypatch.setattr(mesh, "groups", lambda *given: asked.append(given) or groups(*given))
     for every, calls in ((0, 0), (8, 4)):
         experiment = trained(snapshot={"every": every, "keep": 9}, steps=8)
         assert simulated(tmp_path / str(every), experiment)[0] == 0 and len(asked) == calls

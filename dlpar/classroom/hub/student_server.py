@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from jupyterhub.utils import utcnow
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
-from dlpar.jobs.running import running, stop
+from dlpar.jobs.run import end_running, running
 from dlpar.lab.exchange import current_offer, put_offer, shared_answers
 
 EVERY = 2.0
@@ -58,7 +58,7 @@ async def report(activity: dict[str, Any]) -> None:
     if "offer" in answer:
         put_offer(answer["offer"])
     for job in answer["stop"]:
-        stop(job)
+        end_running(job)
 
 
 def state(activity: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from classroom.hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 from dlpar.classroom.hub import student_server
-from dlpar.jobs import running
+from dlpar.jobs.run import end_running, running
 from dlpar.lab.exchange import current_offer
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_report_brings_the_offer_and_the_jobs_to_stop(monkeypatch) -> None:
         return SimpleNamespace(body=json.dumps(answers[len(sent) - 1]))
 
     monkeypatch.setattr(student_server, "AsyncHTTPClient", lambda: SimpleNamespace(fetch=fetch))
-    monkeypatch.setattr(student_server, "stop", stopped.append)
+    monkeypatch.setattr(student_server, "end_running", stopped.append)
 
     async def report() -> None:
         await student_server.report({})
@@ -62,19 +62,19 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     try:
         job.wait_steps(1)
         for another in ("another", "../another", f"../runs/{job.folder.name}", ""):
-            running.stop(another)
+            end_running(another)
         assert len(student_server.state(activity)["jobs"]) == 1 and "dlpar" in activity
         found = eventually(
-            lambda: [told for told in running.running() if told["ranks"] == 2], 5, "both ranks are seen"
+            lambda: [told for told in running() if told["ranks"] == 2], 5, "both ranks are seen"
         )
         assert [told["id"] for told in found] == [job.folder.name]
         assert found[0]["says"] == "mlp on digits, ring, 2 workers, real"
         records = job.folder / "job.jsonl"
         queued = json.dumps({"k": "queued", "at": 0.0, "ahead": 1, "paused": False})
         records.write_text(f"{queued}\n{records.read_text()}")  # as of a job that has waited for its slots
-        running.stop(job.folder.name)
+        end_running(job.folder.name)
         job._wait_ended(5)
         assert job.run.status == "stopped"
     finally:
         job.stop()
-    assert running.running() == []
+    assert running() == []
