@@ -21,7 +21,7 @@ from dlpar.config.paths import private_folder
 from dlpar.course import release as releasing
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.processes import die_with_parent
-from dlpar.jobs.slots import LONGEST_TURN, MOST, USUAL, Keeper, ask, keeper_socket, usual_slots
+from dlpar.jobs.slots import LONGEST_TURN, MOST, USUAL, Keeper, ask, keeper_socket
 
 # ---- a hub -----------------------------------------------------------------------
 
@@ -158,6 +158,14 @@ def slots(
         return _serve(path, usual_slots() if ranks is None else ranks, teachers, longest)
     print(json.dumps(ask(path, {"pause": pause} if pause or go_on else {})))
     return 0
+
+
+def usual_slots() -> int:
+    """Return this machine's default number of slots.
+
+    There are two slots for each core, at most :data:`MOST`.
+    """
+    return min(MOST, 2 * cores())
 
 
 def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:

@@ -27,7 +27,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlpar.jobs.control_groups import cores
 from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, close_files, listen, user_of
 
@@ -60,14 +59,6 @@ def keeper_socket() -> Path | None:
     if named is not None:
         return Path(named) if named else None
     return USUAL if USUAL.exists() else None
-
-
-def usual_slots() -> int:
-    """Return this machine's default number of slots.
-
-    There are two slots for each core, at most :data:`MOST`.
-    """
-    return min(MOST, 2 * cores())
 
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from dlpar.delays import Death
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
 from dlpar.split.mesh import holders
+from dlpar.split.zero import cut_again
 from dlpar.sync.membership import resized
 
 if TYPE_CHECKING:
@@ -296,13 +297,8 @@ def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
         if not name.startswith(cut) or not tensor.dim():
             tensors[name] = tensor
             continue
-        chunks, found = [*chunks[-shift:], *chunks[:-shift]], []  # in the order of chunks
-        for length in lengths or [sum(map(len, chunks))]:
-            sizes = [len(share) for share in torch.empty(length).tensor_split(len(states))]
-            whole = torch.cat([chunk[:size] for chunk, size in zip(chunks, sizes)])
-            chunks = [chunk[size:] for chunk, size in zip(chunks, sizes)]
-            found.append(whole.tensor_split(parts)[(place + shift) % parts])
-        tensors[name] = torch.cat(found)
+        chunks = [*chunks[-shift:], *chunks[:-shift]]  # in the order of ranges
+        tensors[name] = cut_again(chunks, lengths or [sum(map(len, chunks))], parts, (place + shift) % parts)
     return State(first.tree, tensors, first.own, first.done)
 
 

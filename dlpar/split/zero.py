@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dlpar.collectives import HALVES, own_chunk
 from dlpar.comm import Comm
 from dlpar.memory import Memory
+from dlpar.split.mesh import shares
 from dlpar.split.partition import units
 from dlpar.split.split import LayerwiseSplit, Task, backward, moved
 
@@ -199,3 +200,24 @@ def by_users(layers: Sequence[nn.Module]) -> dict[tuple[int, int], list[nn.Param
     for parameter, numbers in users.items():
         together[numbers[0], numbers[-1]].append(parameter)
     return together
+
+
+def cut_again(chunks: Sequence[Tensor], lengths: Sequence[int], parts: int, part: int) -> Tensor:
+    """Return one of `parts` ranges of flat tensors that were cut into another number of ranges.
+
+    Parameters
+    ----------
+    chunks : sequence of Tensor
+        Previous ranges in order. Each has its range of every tensor, one after the other.
+    lengths : sequence of int
+        Lengths of the whole tensors.
+    parts, part : int
+        New number of ranges, and the wanted range.
+    """
+    found = []
+    for length in lengths:
+        sizes = [len(share) for share in shares(length, len(chunks))]
+        whole = torch.cat([chunk[:size] for chunk, size in zip(chunks, sizes)])
+        chunks = [chunk[size:] for chunk, size in zip(chunks, sizes)]
+        found.append(whole.tensor_split(parts)[part])
+    return torch.cat(found)

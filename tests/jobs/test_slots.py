@@ -20,10 +20,11 @@ from conftest import eventually
 
 import dlpar
 from dlpar import Experiment
+from dlpar.cli import classroom
 from dlpar.jobs import slots
 from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.processes import descendants, kill
-from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, is_kept, usual_slots
+from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, is_kept
 from dlpar.jobs.unix_sockets import listen
 
 LONG = Experiment(workers=2, steps=1_000_000, evaluate_every=10_000_000)
@@ -353,8 +354,8 @@ def test_without_its_keeper_a_job_says_so(monkeypatch, tmp_path):
 
 def test_a_machine_of_many_cores_has_as_many_slots_as_are_allowed(monkeypatch):
     for cores, expected in ((2, 4), (256, MOST)):
-        monkeypatch.setattr(slots, "cores", lambda cores=cores: cores)
-        assert usual_slots() == expected
+        monkeypatch.setattr(classroom, "cores", lambda cores=cores: cores)
+        assert classroom.usual_slots() == expected
 
 
 @pytest.mark.slow
