@@ -12,18 +12,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anywidget
 import traitlets
+from IPython.display import HTML
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab.exchange import entries
 from dlpar.lab.labels import flatten, labels, written
 from dlpar.lab.page import Page, module
-
-if TYPE_CHECKING:
-    from IPython.display import HTML
 
 HERE = Path(__file__).parent
 
@@ -57,8 +55,6 @@ def labs() -> dict[str, Lab]:
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
     """Return a table for a notebook. Cells are HTML, and the first cell of a row is its label."""
-    from IPython.display import HTML
-
     left = 'style="text-align:left;white-space:normal"'
     head = "".join(f'<th scope="col" {left}>{name}</th>' for name in heads)
     cells = ((first, "".join(f"<td {left}>{cell}</td>" for cell in rest)) for first, *rest in rows)
@@ -83,8 +79,6 @@ def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> H
 
 def deck() -> HTML:
     """Return the style of slides in JupyterLab's deck mode. Elsewhere the notebook stays unchanged."""
-    from IPython.display import HTML
-
     return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
 
 

@@ -293,9 +293,8 @@ def judge_on_ranks(
             return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
         if complaint := complain(told):
             return wrong(name, hints, where + complaint)
-    tried = f"{listed(map(str, workers))} simulated {who}" + (
-        f" and on {workers[-1]} real ones" if real else ""
-    )
+    tried = f"{listed(map(str, workers))} simulated {who}"
+    tried += f" and on {workers[-1]} real ones" if real else ""
     sentence = praise(told) if callable(praise) else praise
     return solved(name, sentence.format(name=name, ranks=tried))
 
@@ -420,8 +419,7 @@ def check_on_ranks(
 
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends as much as {like}" if like else ""
     praise = f"{{name}} is right on {{ranks}}, for tensors of {lengths} numbers{sends}."
-    how = praise, hints, like or "", "send and recv", timeout
-    return judge_steps(student, _on_rank, workers, steps, *how)
+    return judge_steps(student, _on_rank, workers, steps, praise, hints, like or "", "send and recv", timeout)
 
 
 def _on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:

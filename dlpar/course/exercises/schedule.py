@@ -10,7 +10,7 @@ from dlpar.comm import Comm, Recorder
 from dlpar.config.experiment import Experiment
 from dlpar.course.judge import Verdict, check, judge_on_ranks, secret, short
 from dlpar.lab.captions import listed
-from dlpar.split.schedules import SCHEDULES, Action
+from dlpar.split.schedules import SCHEDULES, Action, one_forward_one_backward
 from dlpar.theory.pipeline import Bar, Stuck, bubble, idle_share, timed, timeline
 from dlpar.train import train
 
@@ -177,13 +177,9 @@ def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float,
             losses.append(loss)
 
     told = []
-    usual = SCHEDULES["1f1b"]
-    try:
-        for schedule in (lambda stage, *_: lists[stage], usual):
-            losses: list[Any] = []
-            SCHEDULES["1f1b"] = schedule  # only in the process of this job, which ends with it
-            train(comm, TRAINED, Losses())
-            told.append([float(loss) for loss in losses if loss is not None])
-    finally:
-        SCHEDULES["1f1b"] = usual
+    for schedule in (lambda stage, *_: lists[stage], one_forward_one_backward):
+        losses: list[Any] = []
+        SCHEDULES["1f1b"] = schedule  # only in the process of this job, which ends with it
+        train(comm, TRAINED, Losses())
+        told.append([float(loss) for loss in losses if loss is not None])
     return list(zip(*told))

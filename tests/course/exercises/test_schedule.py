@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from simulations import run
 
 from dlpar import lab
-from dlpar.split.schedules import SCHEDULES
+from dlpar.course.exercises import schedule
+from dlpar.split.schedules import SCHEDULES, one_forward_one_backward
 
 HINTS = ["first hint", "second hint"]
 
@@ -100,3 +102,19 @@ def test_every_try_gives_one_hint_more():
         return late(stages, microbatches)
 
     assert [len(lab.check_schedule(another, HINTS).hints) for _ in range(3)] == [1, 2, 2]
+
+
+def test_each_rank_trains_with_its_lists_and_then_with_1f1b(monkeypatch):
+    """All simulated ranks share a process, so one rank's lists must not be another's 1F1B."""
+    followed, train = {}, schedule.train
+
+    def watched(comm, *experiment):
+        followed.setdefault(comm.rank, []).append(SCHEDULES["1f1b"] is one_forward_one_backward)
+        train(comm, *experiment)
+
+    monkeypatch.setattr(schedule, "train", watched)
+    monkeypatch.setitem(SCHEDULES, "1f1b", one_forward_one_backward)  # put back after the test
+    size = 4, schedule.TRAINED.split.microbatches
+    lists = [one_forward_one_backward(stage, *size, 1) for stage in range(4)]
+    run(lambda comm: schedule._on_rank(comm, None, lists), 4)
+    assert followed == {rank: [False, True] for rank in range(4)}
