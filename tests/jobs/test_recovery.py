@@ -19,7 +19,7 @@ from dlpar.jobs.diagnosis import pids_of
 from dlpar.jobs.processes import parent_of
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
-from dlpar.jobs.snapshot import Keeper, shard
+from dlpar.jobs.snapshot import Attempt, Keeper, begin, newest, shard
 from dlpar.jobs.tail import lines_of
 from dlpar.sync.membership import CannotGoOn, Crew, reseated
 from tests.jobs.test_guard import eventually, guardians
@@ -280,6 +280,23 @@ def test_a_server_that_dies_before_its_successor_has_a_copy_ends_the_job_in_a_se
     status, run = dying_again(monkeypatch, tmp_path, *AGAIN["ps, a server"])
     assert status == 1 and {error["type"] for error in run.errors.values()} == {"CannotGoOn"}
     assert "a server died before its successor had a copy" in next(iter(run.errors.values()))["message"]
+
+
+def test_deaths_during_the_start_of_a_resumed_run_lose_no_step_either(monkeypatch, tmp_path):
+    experiment = dying({4: 0.8}, sync=PS, snapshot={"every": 8, "keep": 9}, cluster={"world": "simulated"})
+    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    assert simulate(tmp_path, experiment) == 1  # the only server has died
+    begin(tmp_path, newest(tmp_path, experiment))
+    monkeypatch.setattr(DiesAgain, "seat", 1)
+    monkeypatch.setattr(DiesAgain, "members", experiment.members, raising=False)
+    monkeypatch.setattr(recovery, "Keeper", DiesAgain)
+    status, run = simulate(tmp_path, experiment, attempt=Attempt.of(tmp_path)), Run(tmp_path)
+    assert status == 0 and {dead for dead, _ in deaths(run)} >= {1, 2}
+    assert run.curve["step"].tolist() == list(range(STEPS))
+    alone = dlpar.launch(
+        experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
+    ).wait()
+    assert np.allclose(run.curve["loss"], alone.curve["loss"], rtol=0, atol=1e-9)
 
 
 def test_shards_from_before_a_death_complete_no_later_snapshot(tmp_path):
