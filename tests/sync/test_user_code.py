@@ -113,7 +113,7 @@ def test_the_check_accepts_what_is_right_and_says_what_it_sends():
     assert (
         "A step of 3 workers sends 4 messages and 20,800 bytes, the busiest worker 10,400" in found.sentence
     )
-    assert "ring sends 12 and 20,800 bytes, 6,936 the busiest worker" in found.sentence
+    assert "ring sends 12 and 20,800 bytes, the busiest worker 6,936" in found.sentence
 
 
 def test_the_check_accepts_a_class():
