@@ -39,10 +39,8 @@ def theirs(experiment: Experiment) -> float:
 
 
 def report() -> None:
-    for workers, width, steps, bar in (
-        (4, 64, 600, 1.0),
-        (4, 512, 200, None),
-    ):  # a wide push takes ten times as long
+    # A wide push takes ten times as long.
+    for workers, width, steps, bar in ((4, 64, 600, 1.0), (4, 512, 200, None)):
         experiment = training(workers, width, steps)
         measures = {
             "dlpar ps, asp": partial(ours, experiment),

@@ -26,9 +26,8 @@ def write(
     """Record `steps` steps of `workers` ranks, `pace` of them a second, until `stopped`."""
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    from dlpar.jobs.record import (
-        Recorder,
-    )  # here: it imports torch, and a folder without a lock counts as lost
+    # Here: it imports torch, and a folder without a lock counts as lost.
+    from dlpar.jobs.record import Recorder
 
     experiment = json.loads((folder / "experiment.json").read_bytes())
     sync, world = experiment["sync"], experiment["cluster"]["world"]

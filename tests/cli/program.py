@@ -41,8 +41,7 @@ def job_folders() -> list[str]:
 def left_of(run: Run, there: list[str] = ()) -> list[str]:
     """Processes of a job that has ended, and folders of any job but those that were there."""
     told = [path.read_text().splitlines() for path in run.path.glob("rank-*.jsonl")]
-    headers = [
-        json.loads(lines[0]) for lines in told if lines
-    ]  # who was stopped at its very first line has told nothing
+    # Who was stopped at its very first line has told nothing.
+    headers = [json.loads(lines[0]) for lines in told if lines]
     alive = [str(record["pid"]) for record in headers if parent_of(record["pid"]) is not None]
     return alive + [folder for folder in job_folders() if folder not in there]

@@ -98,9 +98,8 @@ def _answer(pid: int, out, err, patience: float, shared: float = 0.0) -> Answer:
     """Wait for a process; `shared` is the memory that it had from us at first."""
     end, memory = time.monotonic() + patience, 0.0
     while not (found := os.wait4(pid, os.WNOHANG))[0]:
-        memory = max(
-            memory, _peak(pid) - shared
-        )  # the kernel's own figure of an ended process includes its parent's
+        # The kernel's own figure of an ended process includes its parent's.
+        memory = max(memory, _peak(pid) - shared)
         if time.monotonic() > end:
             os.killpg(pid, signal.SIGTERM if patience < PATIENCE else signal.SIGKILL)
             found = os.wait4(pid, 0)

@@ -389,10 +389,8 @@ def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
     with pytest.raises(dlpar.JobFailed, match=words):
         job.wait()
     eventually(lambda: not job.run.live, 20, "the guardian has ended after its launcher")
-    newest, earlier = (
-        job.run.snapshots[0],
-        {path.name: path.read_bytes() for path in job.folder.glob("rank-*.jsonl")},
-    )
+    newest = job.run.snapshots[0]
+    earlier = {path.name: path.read_bytes() for path in job.folder.glob("rank-*.jsonl")}
     run = dlpar.resume(job.run).wait()
     assert run.path == job.folder and run.status == "done"
     assert run.curve["step"].tolist() == list(range(LONG)) and run.attempts["first"].tolist() == [0, newest]

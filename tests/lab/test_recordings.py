@@ -41,9 +41,8 @@ def test_a_run_that_just_ended_is_a_recording_although_its_job_still_holds_it(mo
     def launch(experiment):
         run = finished(experiment)
         end(run.path, "done", "all ranks finished")
-        locks.append(
-            open(run.path / "lock", "w")
-        )  # held by the job's guardian, which writes the end before it goes
+        # Held by the job's guardian, which writes the end before it goes.
+        locks.append(open(run.path / "lock", "w"))
         fcntl.flock(locks[-1], fcntl.LOCK_EX)
         return SimpleNamespace(run=run)
 

@@ -119,9 +119,8 @@ def test_pipelines_without_numbers_send_as_many_bytes(tmp_path):
         simulated(tmp_path / kind, cluster={"messages": kind}, **fields).steps for kind in ("values", "sizes")
     ]
     values, sizes = (steps.sort_values(["step", "rank"])["bytes"].tolist() for steps in found)
-    assert (
-        values == sizes and sum(values) == 2 * 3 * 2 * 256 * 256 * 2
-    )  # steps, boundaries, ways, samples, width, bytes
+    # Steps, boundaries, ways, samples, width, bytes.
+    assert values == sizes and sum(values) == 2 * 3 * 2 * 256 * 256 * 2
 
 
 @pytest.mark.slow

@@ -130,10 +130,8 @@ def test_the_flops_of_a_step_are_shared_out_but_for_those_of_the_last_layer(tmp_
         mine = spans[spans["name"].isin(["forward", "backward"]) & (spans["rank"] == 0)]
         return (mine["end"] - mine["start"]).sum()
 
-    in_pieces, last = (
-        6 * 64 * 9 * 8 + 6 * 16 * 8 * 9 * 8,
-        6 * 10 * 8 * 16,
-    )  # a sample's; the last sees whole images
+    # A sample's; the last sees whole images.
+    in_pieces, last = (6 * 64 * 9 * 8 + 6 * 16 * 8 * 9 * 8, 6 * 10 * 8 * 16)
     share = computing("shared", workers=4, split=SPATIAL) / computing("whole", workers=1)
     assert share == pytest.approx((in_pieces / 4 + last) / (in_pieces + last), rel=1e-6)
 

@@ -90,9 +90,8 @@ def test_push_sum_conserves_mass_and_finds_the_mean(tmp_path):
     sums = np.array([sum(mass * sketch for s, mass, sketch in steps if s == step) for step in range(60)])
     assert np.abs(masses - 4).max() < 1e-6
     assert np.abs(sums - sums[0]).max() < 1e-6 * np.abs(sums[0]).max()
-    assert (
-        max(mass for step, mass, _ in steps if step == 59) > 1.5
-    )  # so the weights alone would not be the mean
+    # So the weights alone would not be the mean.
+    assert max(mass for step, mass, _ in steps if step == 59) > 1.5
     for step, _, sketch in steps:
         if step == 59:
             np.testing.assert_allclose(sketch, sums[0] / 4, atol=1e-9)

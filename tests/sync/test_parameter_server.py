@@ -197,9 +197,8 @@ def test_n_softsync_makes_one_update_of_every_n_th_of_the_workers():
         finished = run(workers=4, steps=30, sync=ps(consistency="softsync", softsync=n), delays=STEADY)
         assert served(finished)["pushes"] == 120
         assert served(finished)["version"] == 120 // gather
-        assert (
-            finished.steps["staleness"].mean() <= 2 * n
-        )  # as Rudra (arXiv 1509.04210) finds: hardly ever above 2n
+        # As Rudra (arXiv 1509.04210) finds: hardly ever above 2n.
+        assert finished.steps["staleness"].mean() <= 2 * n
 
 
 def test_downpour_pushes_and_fetches_every_n_steps():

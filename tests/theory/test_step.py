@@ -254,9 +254,8 @@ def test_there_is_none_without_a_form_or_a_platform(monkeypatch, tmp_path):
     assert predict(Experiment(sync=library, cluster={"platform": "cpu-10gbe"})) is None
     for odd in ({"compression": "onebit"}, {"shards": "uneven"}, {"split": {"kind": "data", "zero": 1}}):
         assert predict(Experiment(cluster={"world": "simulated"}, **odd)) is None
-    assert (
-        predict(Experiment(cluster={"platform": "cpu-10gbe"})).kind == "estimate"
-    )  # real ranks are disturbed
+    # Real ranks are disturbed.
+    assert predict(Experiment(cluster={"platform": "cpu-10gbe"})).kind == "estimate"
 
 
 ASP, SSP = ({"scheme": "ps", "consistency": each} for each in ("asp", "ssp"))

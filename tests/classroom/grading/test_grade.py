@@ -139,9 +139,8 @@ def test_a_damaged_gradebook_is_named_in_a_sentence(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_right_answer_earns_its_points_whatever_the_others_do(graded) -> None:
     assert points(graded, "ada", FIRST) == (10, 10) and points(graded, "ada", SMALL) == (4, 4)
-    assert (
-        "right on 2, 3 and 4 simulated ranks, for" in graded[1]["ada", FIRST]["said"]
-    )  # and on no real ones
+    # And on no real ones.
+    assert "right on 2, 3 and 4 simulated ranks, for" in graded[1]["ada", FIRST]["said"]
 
 
 @pytest.mark.slow

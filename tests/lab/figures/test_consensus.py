@@ -99,9 +99,8 @@ def test_a_graph_of_push_sum_has_arrows_to_those_each_worker_sends_to():
 def test_a_graph_has_only_edges_that_are_used():
     peers = graph(exchange="random", topology="star", peers=2)
     assert not len(peers.data[0].x) and "each sends to 2 random others each time" in figures.caption(peers)
-    pairs = graph(
-        4, exchange="pairwise", topology="complete"
-    )  # active workers average with passive ones only
+    # Active workers average with passive ones only.
+    pairs = graph(4, exchange="pairwise", topology="complete")
     assert len(pairs.data[0].x) == 3 * 4 and "4 workers with 2 partners each" in figures.caption(pairs)
 
 

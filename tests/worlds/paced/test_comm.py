@@ -121,9 +121,8 @@ def test_the_wall_clock_follows_the_logical_one_and_the_slip_says_how_closely():
 
     for times, slip in dlpar.spmd(work, workers=2, world="paced"):
         assert [logical for logical, _ in times] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-        assert all(
-            wall > logical - 0.02 for logical, wall in times
-        )  # it may be ahead by what it sleeps in one piece
+        # It may be ahead by what it sleeps in one piece.
+        assert all(wall > logical - 0.02 for logical, wall in times)
         assert times[-1][1] < 0.4 + slip + 0.2
 
 

@@ -93,9 +93,8 @@ def test_inside_a_node_every_rank_has_a_port_of_its_own_on_the_inner_link():
 
     inside = Link(0.1 * MS, 1e8)
     assert times(inner, [0] * 4, cluster(devices=4, inside=inside)) == [[1.1]] * 4
-    assert (
-        times(inner, [0] * 4, cluster(1, None, devices=4, inside=inside)) == [[1.1]] * 4
-    )  # a platform of one node
+    # A platform of one node.
+    assert times(inner, [0] * 4, cluster(1, None, devices=4, inside=inside)) == [[1.1]] * 4
     assert times(inner, [0] * 4, cluster(2, inside, devices=4, inside=inside)) == [[1.1]] * 4
 
 
@@ -161,9 +160,8 @@ def test_a_message_on_its_way_is_not_overtaken_by_one_whose_head_arrives_later()
     def late(comm):
         if comm.rank == 1:
             comm.isend(comm.empty(1 * KB), 0, 1)
-            comm.isend(
-                comm.empty(1 * KB), 0, 2
-            )  # leaves at 4 ms, when the first has left: its head is there at 5
+            # Leaves at 4 ms, when the first has left: its head is there at 5.
+            comm.isend(comm.empty(1 * KB), 0, 2)
         elif comm.rank == 2:
             comm.world.pause(4.5 * MS)
             comm.isend(comm.empty(1 * KB), 0, 3)  # there at 5.5
@@ -238,9 +236,8 @@ def test_marks_are_called_at_their_moments_of_a_computation(computes):
         seen = []
         marks = [(share, lambda: seen.append(comm.now() / MS)) for share in (0.0, 0.25, 1.0)]
         comm.world.backward(comm, lambda: None, cost=4e6, marks=marks)
-        comm.world.backward(
-            comm, lambda: None, cost=0, marks=marks
-        )  # a rank without samples announces its buckets, too
+        # A rank without samples announces its buckets, too.
+        comm.world.backward(comm, lambda: None, cost=0, marks=marks)
         return seen
 
     platform = cluster(device=Device(name="slow", flops=1e9))
