@@ -335,7 +335,7 @@ MOMENTS = {
     "while a shard is written": is_writing,
     "before the manifest": lacks_its_manifest,
 }
-KILLED = ("failed", r"rank \d was killed by SIGKILL")
+KILLED = ("failed", r"rank \d( \((server|leaf)\))? was killed by SIGKILL")
 VICTIMS = {"a rank": KILLED, "all ranks": KILLED, "the launcher": ("stopped", "")}
 """Status of the attempt and words of the failure, by victim."""
 
