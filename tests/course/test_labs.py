@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from contextlib import suppress
@@ -91,6 +92,15 @@ def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():
     assert list(labs.TABLES) == list(curriculum())
     with pytest.raises(ValueError, match="got '99', allowed is any of 00, 01, "):
         labs.rows(["99"])
+
+
+def test_a_reveal_is_computed_and_never_a_literal():
+    cells = [cell for path in ROOT.glob("labs/*.ipynb") for cell in code_of(path) if ".reveal(" in cell]
+    for call in (node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "reveal":
+            names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+            assert names - {ast.unparse(call.func.value)}, ast.unparse(call)
+    assert len(cells) > 30
 
 
 def test_labs_and_slides_call_presets_that_exist():
