@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,14 +250,21 @@ class PacedComm(LogicalComm):
             result = work()
             line.ask("compute", cost)
             return result
-        began, seconds = line.clock, pace.seconds(cost or 0.0)
-        ends = [began + share * seconds for share, _ in marks] + [began + seconds]
-        line.advance(ends[0], prompt=seconds > PROMPT)
+        seconds = pace.seconds(cost or 0.0)
+        parts = [after - before for before, after in pairwise([0.0, *(share for share, _ in marks), 1.0])]
+        self._advance(parts[0] * seconds, prompt=seconds > PROMPT)
         result = work()
-        for (_, call), end in zip(marks, ends[1:]):
+        for (_, call), part in zip(marks, parts[1:]):
             call()
-            line.advance(end)
+            self._advance(part * seconds)
         return result
+
+    def _advance(self, seconds: float, prompt: bool = False) -> None:
+        """Compute for this time. Simultaneous communication may extend it."""
+        if self._beside is not None and self.pace.overlap < 1:
+            self.line.ask("slowed", self.handle, seconds)
+        else:
+            self.line.advance(self.line.clock + seconds, prompt)
 
     # ---- all together ----------------------------------------------------------------------
 

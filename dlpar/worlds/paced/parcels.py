@@ -64,7 +64,8 @@ class Parcels:
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
         """Start sending a copy. The rank may change its tensor as soon as its clock allows."""
-        copy = bytearray(memory_of(tensor.contiguous()))  # quicker than a tensor's copy
+        tensor = tensor.contiguous()  # a name keeps its memory during the copy
+        copy = bytearray(memory_of(tensor))  # quicker than a tensor's copy
         sent = [copy, MPI.BYTE] if len(copy) < PIECE else whole(torch.frombuffer(copy, dtype=torch.uint8))
         with despite_deaths():
             self._under_way.append((self.mpi.Isend(sent, dest, key % self._tags), copy))

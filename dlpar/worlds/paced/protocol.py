@@ -43,21 +43,22 @@ class Link:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self.socket, self._came, self._at = end, b"", 0
+        self.socket, self._came, self._at = end, bytearray(), 0
         self._calls: deque[tuple[Any, ...]] = deque()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
     def _read(self, size: int) -> bytes:
-        at, end = self._at, self._at + size
-        while len(self._came) < end:
+        while len(self._came) < self._at + size:
             self._poll.poll()  # recv alone would also wake up when the other end reads
             more = self.socket.recv(PIECE)
             if not more:
                 raise ConnectionError("the other end of a link has gone")
-            self._came, at, end = self._came[at:] + more, 0, size
-        self._at = end
-        return self._came[at:end]
+            del self._came[: self._at]
+            self._came += more
+            self._at = 0
+        self._at += size
+        return self._came[self._at - size : self._at]
 
     def waits(self, seconds: float) -> bool:
         """Return whether data can be read now or within this many seconds."""

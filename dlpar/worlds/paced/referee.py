@@ -289,6 +289,10 @@ class Proxy:
         self.comms[0].compute(lambda: None, cost)
         self.answer()
 
+    def slowed(self, comm: int, seconds: float) -> None:
+        self.comms[comm].slowed(seconds)
+        self.answer()
+
     def new_step(self, step: int) -> None:
         # For the communicating activity. The rank itself reports the times of its computing activity.
         self.comms[0].pace.new_step(step)

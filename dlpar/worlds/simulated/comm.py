@@ -231,16 +231,16 @@ class SimulatedComm(LogicalComm):
             # Inline pace.seconds(cost), which would be called for each message of a reduction.
             seconds, done = (cost or 0.0) * pace.per_flop * pace.factor, 0.0
             for share, call in marks:
-                self._slowed(share * seconds - done)
+                self.slowed(share * seconds - done)
                 done = share * seconds
                 call()
             if self._side is not None and pace.overlap < 1:
-                self._slowed(seconds - done)
+                self.slowed(seconds - done)
             else:
                 self.simulator.advance(activity, activity.clock + (seconds - done))
         return result
 
-    def _slowed(self, seconds: float) -> None:
+    def slowed(self, seconds: float) -> None:
         """Compute for this time. Simultaneous communication may extend it."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:

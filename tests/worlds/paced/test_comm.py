@@ -98,6 +98,31 @@ def test_unsteady_times_and_stragglers_are_those_of_the_platform(tmp_path):
     assert max(computing, key=computing.get) == "rank-1"
 
 
+def test_computing_beside_communication_slows_down_as_on_the_platform(tmp_path):
+    file = tmp_path / "slow.json"
+    file.write_text(json.dumps({"extends": "p100-25gbe", "overlap": 0.3}))
+    for workers, sync in (4, OVERLAPPED), (2, {**OVERLAPPED, "scheme": "ps"}):
+        (_, theirs), (_, ours) = (
+            trained(world, workers=workers, sync=sync, cluster={"platform": str(file)}) for world in WORLDS
+        )
+        for field in ("t", "loss", "compute", "comm", "wait"):
+            same(field, ours, theirs)
+
+
+def test_a_message_of_any_layout_arrives_as_it_was_sent():
+    def exchange(comm):
+        import torch
+
+        wrong = []
+        for rows in (1, 4, 100, 100_000):
+            sent, got = torch.arange(2.0 * rows).view(rows, 2).t(), torch.zeros(rows, 2).t()
+            comm.sendrecv(sent, 1 - comm.rank, got, 1 - comm.rank)
+            wrong += [] if torch.equal(got, sent) else [rows]
+        return wrong
+
+    assert dlpar.spmd(exchange, workers=2, world="paced") == [[], []]
+
+
 def test_paced_and_real_training_give_the_same_losses():
     (_, paced), (_, real) = (
         trained(world, sync="ring", cluster={"stand_in_for": None}) for world in ("paced", "real")
