@@ -109,11 +109,11 @@ class Memory:
         optimizer : callable
             Returns the bytes of the update rule's state.
         """
-        from torch.autograd.graph import saved_tensors_hooks  # here: a launcher needs only the numbers below
-
         self._watching = step < self._watched
         if not self._watching:
             return nullcontext()
+        from torch.autograd.graph import saved_tensors_hooks  # here: a launcher needs only the numbers below
+
         for kind, tensor in {"weights": replica.weights, "gradients": replica.gradient}.items():
             if tensor.untyped_storage()._cdata not in self._counted:
                 self.hold(kind, tensor)

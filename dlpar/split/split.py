@@ -85,18 +85,14 @@ class Task:
             return nullcontext()
         return torch.autocast(self.comm.device.type, torch.bfloat16)
 
-    @contextmanager
-    def casts_kept(self) -> Iterator[None]:
-        """Let the forward passes in this context share their weights' casts to bfloat16.
+    def casts_kept(self) -> AbstractContextManager:
+        """Return a context whose forward passes share their weights' casts to bfloat16.
 
         The weights must not change.
         """
-        torch.autocast_increment_nesting()
-        try:
-            yield
-        finally:
-            if torch.autocast_decrement_nesting() == 0:
-                torch.clear_autocast_cache()
+        if self.experiment.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.comm.device.type, enabled=False)  # the outermost context clears the casts
 
     def share(self, samples: int) -> float:
         """Return the weight of samples in the mean over the global batch: samples / global_batch."""

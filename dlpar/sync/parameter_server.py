@@ -40,7 +40,7 @@ class ParameterServer(Scheme):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.experiment, self.comm, self.replica, sync = experiment, comm, replica, experiment.sync
         self.every, self.fetch = sync.push_every, sync.steps_a_fetch
-        self.overlap, self.backup = sync.overlap, experiment.backup
+        self.overlap, self.backup, self.separate = sync.overlap, experiment.backup, asks(experiment)
         self.under_way: list[Request] = []
         layers = factored(replica.model, experiment, 2 * sync.servers) if sync.factors else []
         replica.cut(sync.bucket_mb * 1e6 if self.overlap else inf, [each.layer for each in layers])
@@ -73,10 +73,10 @@ class ParameterServer(Scheme):
         self.under_way.append(self.comm.start(partial(self._push, bucket), self.replica.buckets[bucket]))
 
     def _push(self, bucket: int, comm: Comm, gradient: Tensor) -> None:
-        separate, factors = asks(self.experiment), self.by_factors.get(bucket)
+        factors = self.by_factors.get(bucket)
         wire = None if factors is None else factors.take(gradient.dtype, factors.shape[0]).view(-1)
-        self.client.push(bucket, gradient, answered=not separate, wire=wire)
-        if separate and self.fetches:
+        self.client.push(bucket, gradient, answered=not self.separate, wire=wire)
+        if self.separate and self.fetches:
             self.client.ask(bucket)
 
     def _push_all(self, comm: Comm, _: Tensor) -> None:

@@ -121,8 +121,8 @@ class Server:
         """Handle a client's message."""
         wait_all(self.under_way)
         self.inbox = inbox
-        take: dict[int, Any] = {Kind.PUSH: self._push, Kind.PULL: self._let_go, Kind.LEAVE: self._leave}
-        take[kind](client)
+        take = self._push if kind == Kind.PUSH else self._let_go if kind == Kind.PULL else self._leave
+        take(client)
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
@@ -167,8 +167,8 @@ class Server:
         if state != self.judged:  # otherwise nothing has changed for waiting clients
             asking, self.waiting, self.judged = [*self.waiting, *come], [], state
         # When no step is left to start, no client waits for the slowest.
-        go = [c for c in asking if not state[1] or self.may_start(c)]
-        self.waiting += [c for c in asking if c not in set(go)] if len(go) < len(asking) else []
+        go = dict.fromkeys(c for c in asking if not state[1] or self.may_start(c))
+        self.waiting += [c for c in asking if c not in go]
         for client in go:
             self._answer(client, self.clock[client] - self.clock.slowest)
 
@@ -453,7 +453,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
         watched, decides = comm.world.watches, next(iter(servers.values()))
         while any(server.clock for server in servers.values()):
             # Until the last update, as many workers as there are backups may be dead without effect.
-            comm.world.watches = watched * (1 + experiment.backup * decides.goes_on())
+            comm.world.watches = watched and 1 + experiment.backup * decides.goes_on()
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)
             servers[bucket].take(kind, arrival.source, inbox)

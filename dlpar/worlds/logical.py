@@ -106,12 +106,12 @@ class LogicalComm(Comm):
 
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
         check_peer(self, root, "root")
-        things = self.meet(_packed(thing), root)
-        return [_unpacked(each) for each in things] if self.rank == root else None
+        things = self.meet(pickle.dumps(thing), root)  # so that each rank gets its own copy
+        return [pickle.loads(each) for each in things] if self.rank == root else None
 
     def broadcast(self, thing: Any, root: int = 0) -> Any:
         check_peer(self, root, "root")
-        return _unpacked(self.meet(_packed(thing) if self.rank == root else None)[root])
+        return pickle.loads(self.meet(pickle.dumps(thing) if self.rank == root else None)[root])
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         self._as_library(lambda flat: ring_allreduce(self, flat), _addable(tensor), tensor)
@@ -140,19 +140,6 @@ class LogicalComm(Comm):
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
         self.traffic.hidden()
-
-
-PLAIN = (type(None), bool, int, float, str)
-"""Immutable types, whose values ranks can share."""
-
-
-def _packed(thing: Any) -> Any:
-    """Pickle an object unless it is immutable, so that each rank unpacks its own copy."""
-    return thing if type(thing) in PLAIN else pickle.dumps(thing)
-
-
-def _unpacked(thing: Any) -> Any:
-    return pickle.loads(thing) if type(thing) is bytes else thing
 
 
 def _addable(tensor: Any) -> Any:

@@ -123,12 +123,11 @@ class MPIComm(Comm):
         return time.monotonic() - self.zero
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        if tensor.nbytes > self.world.eager:
+            return super().send(tensor, dest, tag)
         check_peer(self, dest, "dest")
         wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
-        if wire.nbytes > self.world.eager:
-            patiently(self.mpi.Isend(whole(wire), dest, tag).Test)
-            return
         # A copy need not wait for its receiver. Without a copy, Open MPI frees the sender only up to about
         # 500 bytes.
         copies = self._copies  # a request keeps its memory alive
@@ -138,19 +137,6 @@ class MPIComm(Comm):
         if len(copies) > BEHIND:
             patiently(copies.popleft().Test)
 
-    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        check_peer(self, source, "source")
-        wire, status = landing(into), MPI.Status()
-        look = partial(self.mpi.Improbe, _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG), status)
-        if source == ANY and self.world.watches:
-            look = partial(self.world.watched, self.mpi, look)
-        message = look() or self.traffic.waiting(partial(patiently, look))
-        source, tag, nbytes = status.source, status.tag, status.Get_elements(MPI.BYTE)
-        if nbytes > wire.nbytes:
-            raise too_long(wire.nbytes, source, tag, nbytes, self.rank)
-        message.Recv(whole(wire))
-        return Arrival(source, tag, landed(wire, into, nbytes))
-
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
         wire = staged(tensor)
@@ -159,33 +145,18 @@ class MPIComm(Comm):
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
-        wire = landing(into)
+        wire, any_source = landing(into), source == ANY
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
-        return _Under(self, self.mpi.Irecv(whole(wire), source, tag), wire, into)
+        return _Under(self, self.mpi.Irecv(whole(wire), source, tag), wire, into, any_source)
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         # The receive is posted first, so that the message is not buffered and needs no handshake.
-        if source == ANY:
-            return super().sendrecv(tensor, dest, into, source, tag)
-        check_peer(self, dest, "dest")
-        check_peer(self, source, "source")
-        wire, room, status = staged(tensor), landing(into), MPI.Status()
-        self.traffic.sent(wire.nbytes)
-        coming = self.mpi.Irecv(whole(room), source, tag)
-        going = self.mpi.Isend(whole(wire), dest, tag)
-        try:
-            if not coming.Test(status):
-                self.traffic.waiting(partial(patiently, coming.Test, status))
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            raise ValueError(
-                f"recv: rank {self.rank} has room for {into.nbytes:,} bytes, but rank {source} sent more (tag {tag})"
-            ) from None
-        patiently(going.Test)
-        return Arrival(source, tag, landed(room, into, status.Get_elements(MPI.BYTE)))
+        coming, going = self.irecv(into, source, tag), self.isend(tensor, dest, tag)
+        arrival = coming.wait()
+        going.wait()
+        return arrival
 
     def barrier(self) -> None:
         meet(self.mpi)
@@ -206,19 +177,17 @@ class MPIComm(Comm):
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         meet(self.mpi)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        size = torch.empty(0, dtype=dtype).element_size()
+        shape, size = (shape,) if isinstance(shape, int) else tuple(shape), dtype.itemsize
         node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         if node.size != self.size:
             raise ValueError(
                 f"shared: got ranks on several machines, allowed is one ({node.size} of {self.size} are here)"
             )
-        window = MPI.Win.Allocate_shared(math.prod(shape) * size if self.rank == 0 else 0, size, comm=node)
+        count = math.prod(shape)
+        window = MPI.Win.Allocate_shared(max(1, count) * size if self.rank == 0 else 0, size, comm=node)
         self._windows.append(window)
         memory, _ = window.Shared_query(0)
-        if not math.prod(shape):
-            return torch.empty(shape, dtype=dtype)
-        tensor = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+        tensor = torch.frombuffer(memory, dtype=dtype)[:count].view(shape)
         if self.rank == 0:
             tensor.zero_()
         node.Barrier()
@@ -301,30 +270,44 @@ class _Under:
     """Pending MPI request. It keeps its memory alive."""
 
     def __init__(
-        self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: torch.Tensor | None = None
+        self,
+        comm: MPIComm,
+        request: MPI.Request,
+        wire: torch.Tensor,
+        into: torch.Tensor | None = None,
+        any_source: bool = False,
     ) -> None:
         self._comm, self._request, self._wire, self._into = comm, request, wire, into
-        self._status, self._complete, self._arrival = MPI.Status(), False, None
+        self._status, self._complete, self._any_source = MPI.Status(), False, any_source
+        self._arrival: Arrival | None = None
 
     def wait(self) -> Arrival | None:
-        if not self._complete:
-            complete = partial(patiently, self._request.Test, self._status)
-            complete() if self._into is None else self._comm.traffic.waiting(complete)
-            self._finish()
+        if not self.test():
+            wait = partial(patiently, self.test)
+            wait() if self._into is None else self._comm.traffic.waiting(wait)
         return self._arrival
 
     def test(self) -> bool:
-        if not self._complete and self._request.Test(self._status):
-            self._finish()
+        if not self._complete and self._look():
+            self._complete = True  # once, because MPI has forgotten the request
+            if self._into is not None:
+                source, tag, nbytes = self._facts()
+                self._arrival = Arrival(source, tag, landed(self._wire, self._into, nbytes))
         return self._complete
 
-    def _finish(self) -> None:
-        """Finish the request only once, because MPI then forgets it."""
-        self._complete = True
-        if self._into is not None:
-            status = self._status
-            nbytes = landed(self._wire, self._into, status.Get_elements(MPI.BYTE))
-            self._arrival = Arrival(status.source, status.tag, nbytes)
+    def _look(self) -> bool | None:
+        """Test the request. Raise `ValueError` if its message is too long."""
+        look, world = partial(self._request.Test, self._status), self._comm.world
+        try:
+            return world.watched(self._comm.mpi, look) if self._any_source and world.watches else look()
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+        raise too_long(self._wire.nbytes, *self._facts(), self._comm.rank)
+
+    def _facts(self) -> tuple[int, int, int]:
+        """Return a complete message's source, tag and bytes."""
+        return self._status.source, self._status.tag, self._status.Get_elements(MPI.BYTE)
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:

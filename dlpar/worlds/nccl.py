@@ -48,8 +48,7 @@ class DeviceTraffic(Traffic):
         self._waits.append((since, until))
 
     def waits_of_device(self) -> Callable[[], float]:
-        waits = list(self._waits)
-        self._waits.clear()
+        waits = [self._waits.popleft() for _ in range(len(self._waits))]  # another thread may add some
         return lambda: sum(since.elapsed_time(until) for since, until in waits) / 1000
 
 
@@ -94,11 +93,6 @@ class DistributedComm(MPIComm):
         if tag or self._is_foreign(tensor):
             return super().send(tensor, dest, tag)
         self.isend(tensor, dest).wait()
-
-    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        if self._goes_by_mpi(into, source, tag):
-            return super().recv(into, source, tag)
-        return self.irecv(into, source, tag).wait()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         if tag or self._is_foreign(tensor):

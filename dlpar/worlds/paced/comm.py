@@ -25,7 +25,7 @@ from dlpar.worlds.mpi import MPIComm
 from dlpar.worlds.paced.parcels import Parcels
 from dlpar.worlds.paced.protocol import AHEAD, Line, Link, Wall
 from dlpar.worlds.paced.referee import Referee
-from dlpar.worlds.platforms import nodes_of, platform_of
+from dlpar.worlds.platforms import Platform, nodes_of, platform_of
 from dlpar.worlds.platforms.lookup import charges
 from dlpar.worlds.progress import ProgressThread
 
@@ -47,30 +47,15 @@ def of_experiment(experiment: Experiment) -> PacedComm:
         raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
     nodes = nodes_of(experiment)
     referee = Referee(nodes, platform, seed, experiment.deaths.goes_on) if mpi.rank == 0 else None
-    address = mpi.broadcast(referee.address if referee else None)
-    wall, parcels = Wall(), Parcels(mpi.mpi.Dup())
-
-    def call(activity: int) -> Line:
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        end.connect(address)
-        link = Link(end)
-        link.send((mpi.rank, activity))
-        return Line(link, wall, parcels)
-
+    world = PacedWorld(mpi, platform, nodes, referee)
     # From here on no rank waits in MPI, because a waiting rank would keep a core from a working rank.
-    line = call(0)
     _warm_up()
-    helped = parcels.probe()
+    helped = world.parcels.probe()
     if referee:
         referee.start(*charges(experiment), helped)  # only rank 0 determines the charges
-    scale, flops, parcels.helped = line.answer()
-
-    def overhead(source: int, dest: int) -> float:
-        return platform.link(nodes[source] == nodes[dest]).overhead if source != dest else 0.0
-
-    pace = Pace(platform, flops, mpi.rank, seed)
-    world = PacedWorld(call, line, mpi, pace, platform.eager / scale, overhead, referee)
-    return PacedComm(world, line, mpi.rank, range(mpi.size))
+    scale, flops, world.parcels.helped = world.line.answer()
+    world.pace, world.eager = Pace(platform, flops, mpi.rank, seed), platform.eager / scale
+    return PacedComm(world, world.line, mpi.rank, range(mpi.size))
 
 
 def _warm_up() -> None:
@@ -84,24 +69,21 @@ class PacedWorld(LogicalWorld):
 
     Parameters
     ----------
-    call : callable
-        ``call(activity)`` opens a new line to the referee for another activity of this rank.
-    line : Line
-        The line of the activity that computes.
     mpi : MPIComm
         All ranks, for shared memory, which the paced world does not carry.
-    pace : Pace
-        Seconds of this rank's computations.
-    eager : float
-        Bytes up to which a send returns at once.
+    platform : Platform
+        The cluster.
+    nodes : sequence of int
+        Node of each rank.
+    referee : Referee or None
+        The referee, if it runs in this process.
 
     Attributes
     ----------
-    overhead : callable
-        ``overhead(source, dest)`` gives the seconds for which a message to another rank keeps its sender's
-        processor busy.
-    referee : Referee or None
-        The referee, if it runs in this process.
+    parcels : Parcels
+        Messages of this rank.
+    line : Line
+        The line of the activity that computes.
     number : callable
         Returns a new number at each call, for messages, requests, locks and activities.
     current : threading.local
@@ -113,24 +95,31 @@ class PacedWorld(LogicalWorld):
     clock = "logical"
 
     def __init__(
-        self,
-        call: Callable[[int], Line],
-        line: Line,
-        mpi: MPIComm,
-        pace: Pace,
-        eager: float,
-        overhead: Callable[[int, int], float],
-        referee: Referee | None,
+        self, mpi: MPIComm, platform: Platform, nodes: Sequence[int], referee: Referee | None
     ) -> None:
-        super().__init__("mpi", pace, eager)
-        self.overhead, self.referee = overhead, referee
-        self.call, self.line, self.mpi = call, line, mpi
-        self.number = count(1).__next__
-        self.current = threading.local()
-        self.current.line = line
+        # The referee tells the speed of the device.
+        super().__init__("mpi", Pace(platform, 1.0, mpi.rank, 0), platform.eager)
+        self.mpi, self.platform, self.nodes, self.referee = mpi, platform, nodes, referee
+        self.address = mpi.broadcast(referee.address if referee else None)
+        self.wall, self.parcels = Wall(), Parcels(mpi.mpi.Dup())
+        self.number, self.current = count(1).__next__, threading.local()
+        self.line = self.current.line = self.call(0)
         self.traffic = LogicalTraffic(self)
         self.memory: list[MPIComm] = []
         self.beside: list[ProgressThread] = []
+
+    def call(self, activity: int) -> Line:
+        """Return a new line to the referee for an activity of this rank."""
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        end.connect(self.address)
+        link = Link(end)
+        link.send((self.mpi.rank, activity))
+        return Line(link, self.wall, self.parcels)
+
+    def overhead(self, source: int, dest: int) -> float:
+        """Return the seconds for which a message to another rank keeps its sender's processor."""
+        same_node = self.nodes[source] == self.nodes[dest]
+        return self.platform.link(same_node).overhead if source != dest else 0.0
 
     def new_step(self, step: int) -> None:
         if self.pace.varies:
@@ -144,7 +133,7 @@ class PacedWorld(LogicalWorld):
             line.advance(line.clock + seconds, prompt=True)
 
     def state(self) -> dict[str, float]:
-        return {"slip": self.line.wall.slip, "lag": self.line.wall.lag}
+        return {"slip": self.wall.slip, "lag": self.wall.lag}
 
     def while_asleep(self, call: Callable[[], None]) -> None:
         self.line.asleep = call
@@ -157,7 +146,7 @@ class PacedWorld(LogicalWorld):
             self.line.flush()
             for comm in (self, *(thread.comm for thread in self.beside)):
                 comm.line.link.close()
-            self.line.parcels.deliver()
+            self.parcels.deliver()
             if self.referee:  # this process keeps the time of the others until they end
                 self.referee.thread.join()
 
@@ -166,7 +155,7 @@ class PacedWorld(LogicalWorld):
 
     def survivors(self, comm: Comm) -> Comm:
         assert isinstance(comm, PacedComm)
-        self.line.parcels.forget()
+        self.parcels.forget()
         handle, rank, members = self.line.ask("survivors", comm.handle)
         return PacedComm(self, self.line, rank, members, handle)
 
@@ -212,7 +201,8 @@ class PacedComm(LogicalComm):
         # The tensor is sent at once. Its receiver learns the number of the parcel.
         self.line.parcels.send(tensor, self.members[dest], key)
         self.line.tell("isend", self.handle, dest, tag, nbytes, key)
-        self._prepare(dest)
+        # Meanwhile this rank's processor is busy sending.
+        self.line.clock += self.world.overhead(self.members[self.rank], self.members[dest])
         return _UnderWay(self, sending=key if nbytes > self.eager else None)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> _UnderWay:
@@ -224,18 +214,8 @@ class PacedComm(LogicalComm):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        check_peer(self, dest, "dest")
-        check_peer(self, source, "source")
-        self.traffic.sent(tensor.nbytes)
-        sending, receiving = self.world.number(), self.world.number()
-        self.line.parcels.send(tensor, self.members[dest], sending)
-        self._prepare(dest)
-        call = "sendrecv", self.handle, dest, source, tag, tensor.nbytes, sending, receiving
-        return _UnderWay(self, receiving=receiving, into=into).wait(*call)
-
-    def _prepare(self, dest: int) -> None:
-        """Advance the clock while this rank's processor is busy sending a message."""
-        self.line.clock += self.world.overhead(self.members[self.rank], self.members[dest])
+        going, coming = self.isend(tensor, dest, tag), self.irecv(into, source, tag)
+        return _UnderWay(self, going.sending, coming.receiving, into).wait()
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -388,12 +368,12 @@ class _UnderWay:
         self.complete = sending is None and receiving is None
         self.arrival: Arrival | None = None
 
-    def wait(self, *call: Any) -> Arrival | None:
-        """Wait until the send and the receive are complete. `call` may combine the messages and the wait."""
+    def wait(self) -> Arrival | None:
+        """Wait until the send and the receive are complete."""
         if not self.complete:
             line = self.comm.line
             since = line.clock
-            came = line.ask(*(call or ("wait", self.receiving, self.sending)))
+            came = line.ask("wait", self.receiving, self.sending)
             if came is not None:
                 self._take(since, *came)
             line.follow()

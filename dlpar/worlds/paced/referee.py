@@ -231,13 +231,6 @@ class Proxy:
         if receive.message is not None:
             receive.box.settle(receive.message)
 
-    def sendrecv(
-        self, comm: int, dest: int, source: int, tag: int, nbytes: int, sending: int, receiving: int
-    ) -> None:
-        self.isend(comm, dest, tag, nbytes, sending)
-        self.irecv(comm, source, tag, receiving)
-        self.wait(receiving, sending)
-
     def test(self, key: int) -> None:
         self.answer(self.requests[key].test())
 
