@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import isqrt
+from random import Random
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -84,7 +85,7 @@ def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
         Neighbours of each worker.
     """
     if sync.topology != "random" or workers == 1:
-        return _undirected(_edges(sync, workers), workers)
+        return _adjacency(_joined(_edges(sync, workers), workers))
     for attempt in range(REDRAWS):
         draw = int(generator(seed, "graph", attempt).integers(2**31))
         graph = nx.random_regular_graph(sync.degree, workers, seed=draw)
@@ -109,14 +110,13 @@ def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
     """
     if sync.topology not in DIRECTED:
         return neighbours(sync, workers, seed)
-    graph = nx.DiGraph((a, b) for a, b in _edges(sync, workers) if a != b)
-    graph.add_nodes_from(range(workers))
-    return _adjacency(graph)
+    return _adjacency(_joined(_edges(sync, workers), workers, nx.DiGraph))
 
 
 def senders(graph: Graph) -> Graph:
     """Return the senders of each worker in a directed graph."""
-    return [tuple(i for i, to in enumerate(graph) if worker in to) for worker in range(len(graph))]
+    backwards = ((to, worker) for worker, others in enumerate(graph) for to in others)
+    return _adjacency(_joined(backwards, len(graph), nx.DiGraph))
 
 
 def _edges(sync: SyncPart, n: int) -> Edges:
@@ -127,14 +127,10 @@ def _adjacency(graph: nx.Graph) -> Graph:
     return [tuple(sorted(graph[worker])) for worker in range(len(graph))]
 
 
-def _undirected(edges: Edges, n: int) -> Graph:
-    return _adjacency(_joined(((a, b) for a, b in edges if a != b), n))
-
-
-def _joined(edges: Edges, n: int) -> nx.Graph:
-    """Return the undirected graph of n workers with these edges."""
-    graph = nx.empty_graph(n)
-    graph.add_edges_from(edges)
+def _joined(edges: Edges, n: int, kind: type[nx.Graph] = nx.Graph) -> nx.Graph:
+    """Return the graph of n workers with these edges, undirected by default."""
+    graph = nx.empty_graph(n, kind)
+    graph.add_edges_from((a, b) for a, b in edges if a != b)
     return graph
 
 
@@ -185,12 +181,27 @@ def partners(graph: Graph) -> tuple[set[int], Graph]:
     if nx.is_bipartite(whole):
         first = {worker for worker, side in nx.bipartite.color(whole).items() if side}
     else:
-        odd = set(range(1, len(graph), 2))
-        _, (first, _) = nx.approximation.one_exchange(whole, initial_cut=odd, seed=0)
+        first = _large_cut(graph)
         if nx.number_connected_components(_across(whole, first)) > nx.number_connected_components(whole):
             first = _odd_levels(whole)
     active = first if 2 * len(first) > len(graph) else set(whole) - set(first)
     return set(active), _adjacency(_across(whole, first))
+
+
+def _large_cut(graph: Graph) -> set[int]:
+    """Return one side of a cut. No move of a single worker makes the cut larger.
+
+    As networkx's ``one_exchange`` with seed 0, which counts the whole cut again for each possible move.
+    """
+    side, draw = set(range(1, len(graph), 2)), Random(0)
+    gain = lambda worker: sum(1 if (other in side) == (worker in side) else -1 for other in graph[worker])
+    while True:
+        workers = list(range(len(graph)))
+        draw.shuffle(workers)  # equal moves are drawn
+        best = max(workers, key=gain)
+        if gain(best) <= 0:
+            return side
+        side ^= {best}
 
 
 def _across(graph: nx.Graph, side: set[int]) -> nx.Graph:

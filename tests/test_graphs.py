@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from dlpar import Experiment
 from dlpar.config.experiment import BadExperiment
 from dlpar.config.sync import Gossip
 from dlpar.graphs import (
+    _large_cut,
     components,
     grid_shape,
     mixing_matrix,
@@ -215,3 +217,13 @@ def test_a_notebook_that_draws_graphs_does_not_load_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_cut_of_partners_is_that_of_a_search_which_counts_the_whole_cut_each_time(seed):
+    drawn = nx.gnp_random_graph(15, 0.4, seed=seed)
+    graph = [tuple(sorted(drawn[worker])) for worker in range(15)]
+    _, (theirs, _) = nx.approximation.one_exchange(drawn, initial_cut=set(range(1, 15, 2)), seed=0)
+    side = _large_cut(graph)
+    assert nx.cut_size(drawn, side) == nx.cut_size(drawn, theirs)
+    assert all(nx.cut_size(drawn, side ^ {worker}) <= nx.cut_size(drawn, side) for worker in range(15))

@@ -36,9 +36,8 @@ WEIGHTS = 1
 
 def gossip(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     """Make the experiment's kind of gossip, ready on this worker."""
-    exchange = experiment.sync.exchange
     kinds = {"neighbours": Neighbours, "random": RandomPeers, "one_peer": OnePeer, "pairwise": Pairwise}
-    return kinds.get(exchange, PushSum)(experiment, comm, replica)
+    return kinds.get(experiment.sync.exchange, PushSum)(experiment, comm, replica)
 
 
 class Gossip(Scheme):
@@ -104,6 +103,7 @@ class InStep(Gossip):
 
     def steps(self) -> Iterator[int]:
         for step in super().steps():
+            self.round = step
             if self.combines_first:  # no other code changes these weights before the update
                 self.under_way = self.comm.start(self.average, self.replica.weights)
             yield step
@@ -158,24 +158,18 @@ class RandomPeers(InStep):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        self.rounds = 0
         self.peers = min(self.most_peers or experiment.sync.peers, experiment.workers - 1)
         self.arrived = [comm.empty(len(replica.weights), replica.weights.dtype) for _ in range(self.peers)]
 
-    def resume(self, own: int, done: int) -> None:
-        super().resume(own, done)
-        self.rounds = own
-
     def average(self, comm: Comm, weights: Tensor) -> None:
         order, shifts = self.circle(self.experiment.workers)
-        self.rounds += 1
         place, n = order.index(self.comm.rank), len(order)
         receivers, senders = ([order[(place + way * s) % n] for s in shifts] for way in (1, -1))
         exchange(comm, weights, receivers, self.arrived, senders)
 
     def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return a ring of the workers, and the distances to a worker's receivers in this round."""
-        return circle(self.experiment.seed, self.rounds, workers, self.peers)
+        return circle(self.experiment.seed, self.round, workers, self.peers)
 
     def mix(self) -> None:
         self.comm.compute(self._mix, cost=len(self.replica.weights) * (self.peers + 1))
@@ -193,7 +187,7 @@ class OnePeer(RandomPeers):
 
     def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the workers in order, and the distances to a worker's receivers in this round."""
-        return range(workers), [one_peer_shift(self.rounds, workers)] * self.peers
+        return range(workers), [one_peer_shift(self.round, workers)] * self.peers
 
 
 def exchange(
@@ -360,8 +354,10 @@ class PushSum(Gossip):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        graph = receivers(experiment.sync, experiment.workers, experiment.seed)
-        self.to, self.sources = in_turn(graph[comm.rank], comm), senders(graph)[comm.rank]
+        e, once = experiment, comm.world.once
+        graph = once("graph", lambda: receivers(e.sync, e.workers, e.seed))
+        self.to = in_turn(graph[comm.rank], comm)
+        self.sources = once("senders", lambda: senders(graph))[comm.rank]
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
         # The push weight is an additional element of the message with the same arithmetic.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from trained_ranks import OneProcess, flat, images_a_second
 
 import dlpar
 from dlpar import Experiment, Run
-from dlpar.graphs import mixing_matrix, neighbours
+from dlpar.graphs import mixing_matrix, neighbours, receivers, senders
 from dlpar.sync.sketch import BUCKETS, Sketch
 from dlpar.theory import contraction
 
@@ -101,6 +102,22 @@ def test_push_sum_on_a_directed_ring_contracts_as_predicted(tmp_path):
     run = simulated(tmp_path, **mixing(5, steps=40, sync={"exchange": "push_sum"}))
     distance = run.consensus["distance"].to_numpy()
     assert (distance[39] / distance[9]) ** (1 / 30) == pytest.approx(contraction(run.experiment), rel=0.05)
+
+
+def test_simulated_ranks_make_the_graph_of_push_sum_once(monkeypatch, tmp_path):
+    made = Counter()
+
+    def counted(make):
+        def call(*given):
+            made.update([make.__name__])
+            return make(*given)
+
+        monkeypatch.setattr(f"dlpar.sync.gossip.{make.__name__}", call)
+
+    counted(receivers)
+    counted(senders)
+    simulated(tmp_path, **mixing(6, steps=2, sync={"exchange": "push_sum", "topology": "exp2"}))
+    assert made == {"receivers": 1, "senders": 1}  # each rank's own took two minutes for 1,024 ranks
 
 
 def test_two_islands_run_and_never_agree_and_a_warning_says_so():
