@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import isqrt
-from random import Random
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -193,7 +192,7 @@ def _large_cut(graph: Graph) -> set[int]:
 
     As networkx's ``one_exchange`` with seed 0, which counts the whole cut again for each possible move.
     """
-    side, draw = set(range(1, len(graph), 2)), Random(0)
+    side, draw = set(range(1, len(graph), 2)), nx.utils.create_py_random_state(0)
     gain = lambda worker: sum(1 if (other in side) == (worker in side) else -1 for other in graph[worker])
     while True:
         workers = list(range(len(graph)))
