@@ -34,7 +34,7 @@ def _tree(n: int) -> list[Count]:
 
 
 def _folded(n: int) -> list[Count]:
-    """Return the cost of halving and doubling.
+    """Return the cost of halving-doubling.
 
     Ranks beyond the largest power of two send their tensor to another rank, and later receive the sum.
     """

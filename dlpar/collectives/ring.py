@@ -1,4 +1,4 @@
-"""All-reduces in which each rank sums one part of the tensor: ring, and recursive halving and doubling.
+"""All-reduces in which each rank sums one part of the tensor: ring, and recursive halving-doubling.
 
 In a ring all ranks send to their right neighbours and receive from their left neighbours at once (Patarasuk
 and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009). Halving and

@@ -82,7 +82,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     (:func:`~dlpar.theory.overlap.overlapped`).  A form is not exact in the following cases:
 
     - Workers differ: an upper bound, which assumes that all begin an exchange with the slowest.
-    - The number of ranks in a tree or in halving and doubling is not a power of two: an upper bound.
+    - The number of ranks in a tree or in halving-doubling is not a power of two: an upper bound.
     - A driver: an upper bound, because workers that get the weights first begin the next step first.
     - Several servers: a lower bound, because a worker may queue at one server while another is idle.
     - Several neighbours at different distances: a lower bound, because some messages queue at a port.

@@ -408,6 +408,7 @@ def attempts(draw):
     return fields
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
 @given(attempts())
 def test_any_fields_make_an_experiment_or_one_sentence(fields):

@@ -63,6 +63,7 @@ def code_of(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_labs_state_their_device(monkeypatch):
     """What they say of processors would be wrong on a machine with GPUs."""
     found = []

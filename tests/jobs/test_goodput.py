@@ -160,6 +160,7 @@ def test_a_resumed_run_lost_the_steps_it_did_again_and_the_time_between():
     assert 0.2 * repeated * wall < seconds["done again"] < 5 * repeated * wall
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_death", ["shrink", "spare"])
 def test_paced_and_simulated_ranks_lose_the_same_time(on_death):
     experiment = dlpar.Experiment(

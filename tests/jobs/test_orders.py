@@ -35,6 +35,7 @@ def computing_since(job, order):
     raise AssertionError(f"the steps after order {order} were not recorded within 30 s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["real", "paced", "simulated"])
 def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
     job = begun(world)
@@ -52,6 +53,7 @@ def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
         assert slowed == pytest.approx(5, rel=1e-3) and restored == pytest.approx(1, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["paced", "simulated"])
 def test_a_rank_on_its_own_clock_stalls_for_some_seconds_of_it(world):
     job = begun(world)
@@ -114,6 +116,7 @@ def test_others_go_on_when_a_rank_is_killed_and_the_slow_one_stays_slow():
     assert set(computing.index) == {1, 2} and computing[2] > 2 * computing[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["paced", "simulated"])
 def test_a_rank_that_is_killed_dies_after_its_step_in_other_worlds(world):
     job = begun(world)

@@ -126,7 +126,7 @@ def ring_and_servers() -> list[Experiment]:
 
 
 def short_messages() -> list[Experiment]:
-    """Simulate 14,698 weights on 10 GbE: ring, four servers, halving and doubling, and the predicted best."""
+    """Simulate 14,698 weights on 10 GbE: ring, four servers, halving-doubling, and the predicted best."""
     small = {"name": "cnn", "width": 256, "depth": 2}
     ring = sizes_only(None, "cpu-10gbe", model=small, batch=1024, steps=20)
     others = [ring.replace(sync={"allreduce": name}) for name in ("halving_doubling", "auto")]
