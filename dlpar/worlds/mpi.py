@@ -278,8 +278,7 @@ class _Under:
         any_source: bool = False,
     ) -> None:
         self._comm, self._request, self._wire, self._into = comm, request, wire, into
-        self._status, self._complete, self._any_source = MPI.Status(), False, any_source
-        self._arrival: Arrival | None = None
+        self._status, self._any_source, self._complete, self._arrival = MPI.Status(), any_source, False, None
 
     def wait(self) -> Arrival | None:
         if not self.test():

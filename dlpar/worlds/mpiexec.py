@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from pathlib import Path
 from dlpar.config.paths import read_plain
 
 ANSWER = 10.0
-"""Seconds within which another host must answer with its name."""
+"""Seconds within which all other hosts must answer with their names."""
 
 
 class NoMPI(RuntimeError):
@@ -142,11 +143,11 @@ def _check_names(hostfile: str) -> None:
             if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
-    owners = {os.uname().nodename: "this machine"}
+    owners, deadline = {os.uname().nodename: "this machine"}, time.monotonic() + ANSWER
     for host, answer in asked.items():
         name = ""
         with suppress(subprocess.TimeoutExpired):
-            name = answer.communicate(timeout=ANSWER)[0].strip()
+            name = answer.communicate(timeout=max(0.1, deadline - time.monotonic()))[0].strip()
         answer.kill()
         if name and owners.setdefault(name, host) != host:
             alike = f"{host} calls itself {name!r}, as {owners[name]} does"

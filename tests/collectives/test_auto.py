@@ -13,8 +13,11 @@ import dlpar
 from dlpar import Experiment
 from dlpar.collectives import ALLREDUCE
 from dlpar.collectives.auto import FORMS, Speed, measured, quickest
+from dlpar.comm import ANY
 from dlpar.theory import collective_seconds, predict
 from dlpar.worlds.platforms import PLATFORMS
+from dlpar.worlds.simulated.comm import SimulatedComm
+from dlpar.worlds.simulated.run import run_program, simulated_world
 from tests.simulations import MS, cluster, ends, run
 
 BUCKETS = {"bucket_mb": 0.05, "allreduce": "auto"}
@@ -122,3 +125,24 @@ def test_in_a_simulation_it_is_as_quick_as_the_quickest_and_predicted(width):
     best = min(FORMS, key=lambda name: found[name][0])
     assert found["auto"][0] == pytest.approx(found[best][0]) and found["auto"][1] == found[best][1]
     assert found["auto"][2] == found[best][2]
+
+
+class InOrder(SimulatedComm):
+    """A carrier that, like NCCL, begins a message only when the one before it has ended."""
+
+    before = None
+
+    def isend(self, tensor, dest, tag=0):
+        self.before = super().isend(tensor, dest, tag)
+        return self.before
+
+    def recv(self, into, source=ANY, tag=ANY):
+        if self.before is not None:
+            self.before.wait()
+        return super().recv(into, source, tag)
+
+
+def test_a_speed_is_measured_on_a_carrier_that_sends_one_message_after_the_other():
+    simulator, comms = simulated_world([0, 1, 2, 3], PLATFORMS["p100-25gbe-roce"], False, kind=InOrder)
+    for speed in run_program(simulator, comms, lambda comm: measured(comm, 1_000_000), patience=20):
+        assert speed.byte == pytest.approx(1 / 2.8e9, rel=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -161,3 +162,16 @@ def test_a_job_on_one_machine_listens_to_that_machine_alone(carrier):
     job.stop()
     assert heard and all(address.startswith("127.") for address, _ in reached)
     assert all(address.ip in ("0.0.0.0", "::", "127.0.0.1", "::1") for address in heard)
+
+
+@pytest.mark.timed
+def test_hosts_that_do_not_answer_are_waited_for_together(tmp_path, monkeypatch):
+    agent, hosts = tmp_path / "agent", tmp_path / "hosts"
+    agent.write_text("#!/bin/sh\nexec sleep 30\n")
+    agent.chmod(0o755)
+    hosts.write_text("\n".join(f"192.0.2.{n}" for n in range(1, 6)))
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", str(agent))
+    monkeypatch.setattr(mpiexec, "ANSWER", 1.0)
+    began = time.monotonic()
+    mpiexec.Starter("mpiexec", "openmpi5", "").command(7, ["program"], str(hosts))
+    assert time.monotonic() - began < 3  # not a second for each of five

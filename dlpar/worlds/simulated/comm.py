@@ -59,11 +59,11 @@ class SimulatedWorld(LogicalWorld):
 
     def survivors(self, comm: Comm) -> Comm:
         assert isinstance(comm, SimulatedComm)
-        simulator, activity = self.simulator, comm.activity
+        simulator, activity, known = self.simulator, comm.activity, self.simulator.known
         while True:
             activity.lost = False
-            living = tuple(member for member in comm.group.members if member not in simulator.known)
-            part = comm.within(self.once(str(living), lambda: Group(living)))
+            living = lambda: Group([member for member in comm.group.members if member not in known])
+            part = comm.within(self.once(f"survivors of {len(known)} deaths", living))
             with suppress(LostRank):  # one more has died
                 part.barrier()
                 break
