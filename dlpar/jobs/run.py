@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.config.paths import read_plain, runs_folder, runtime_folder
+from dlpar.config.paths import read_plain, runs_folder
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import text_of
-from dlpar.jobs.diagnosis import errors_in, pids_of, still_ranks
+from dlpar.jobs.diagnosis import errors_in
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps, kept
-from dlpar.jobs.processes import kill
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Record, Tail, attempts_in, end_in, lines_of, rank_of
@@ -320,37 +318,6 @@ def runs() -> list[Run]:
 def _kept() -> list[Path]:
     """Return the folders of all runs kept on this machine, oldest first."""
     return sorted(file.parent for file in runs_folder().glob("*/experiment.json"))
-
-
-def end_running(job: str) -> None:
-    """Ask a running job of this account to end, and return at once. Starting jobs are not ended."""
-    found = [folder for folder in _running_folders() if folder.name == job]
-    pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
-    kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's
-
-
-def _running_folders() -> list[Path]:
-    """Return the folders of the running jobs, the oldest first."""
-    if not any(map(is_locked, runtime_folder().glob("job-*"))):
-        return []  # cheaply
-    folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
-    return [folder for folder in folders if is_locked(folder)]
-
-
-def running() -> list[dict[str, Any]]:
-    """Return this account's running jobs, whoever launched them, as ``{id, says, ranks}``."""
-    found = [(folder, len(still_ranks(pids_of(folder)))) for folder in _running_folders()]
-    return [{"id": folder.name, "says": _described(folder), "ranks": ranks} for folder, ranks in found]
-
-
-def _described(folder: Path) -> str:
-    """Describe a job in words."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        e = json.loads((folder / "experiment.json").read_bytes())
-        trains = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
-        what = "a function of hers" if folder.name.startswith("spmd-") else trains
-        return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}"
-    return "a job"
 
 
 def _find(which: str | os.PathLike) -> Path:

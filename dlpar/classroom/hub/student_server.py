@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from jupyterhub.utils import utcnow
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
-from dlpar.jobs.run import end_running, running
+from dlpar.jobs.running import end_running, running
 from dlpar.lab.exchange import current_offer, put_offer, shared_answers
 
 EVERY = 2.0
