@@ -15,7 +15,7 @@ from classroom.hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 from dlpar.classroom.hub import student_server
-from dlpar.jobs.run import end_running, running
+from dlpar.jobs.running import end_running, running
 from dlpar.lab.exchange import current_offer
 
 pytestmark = pytest.mark.slow
