@@ -131,7 +131,7 @@ class Progress:
         return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])
 
     def step_of(self) -> str:
-        """Return the number of finished steps and of all steps."""
+        """Describe progress: finished steps of all steps."""
         return f"step {self.summary.steps.done:,} of {self.experiment.steps:,}"
 
 

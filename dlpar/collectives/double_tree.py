@@ -74,7 +74,7 @@ def family(rank: int, ranks: int, shift: int) -> tuple[int | None, list[int]]:
 
 
 def _parent(place: int, places: int) -> int:
-    """Return the parent of a place in a tree.
+    """Return the parent of a position in a tree.
 
     Places are numbered from left to right, and leaves are odd.
     """

@@ -261,7 +261,7 @@ class World:
         """Repeat `call` during long sleeps in worlds whose ranks sleep."""
 
     def lock(self) -> AbstractContextManager:
-        """Return a lock between a rank's two activities."""
+        """Return a lock that a rank's two threads share."""
         return DeviceLock(self.device) if self.device.type == "cuda" else threading.Lock()
 
 

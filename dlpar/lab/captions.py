@@ -133,7 +133,7 @@ def throughput(
 
 
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
-    """Describe the staleness (updates) of the weights behind gradients. `predicted` is the predicted mean."""
+    """Describe the staleness of gradients, in updates. `predicted` is the predicted mean."""
     if largest:
         age = f"{quantity(mean)} updates old on average, {largest} at most"
         text = f"The weights behind a gradient were {age}" + " (dropped above 0)" * bool(experiment.backup)

@@ -369,7 +369,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
 
 
 class Status:
-    """Sender of the front run's progress, facts and log to a page."""
+    """Status line of a page: progress, facts and log of the run in front."""
 
     def __init__(self, page: Page, experiment: Experiment) -> None:
         self.page, self.prefix = page, ""

@@ -521,7 +521,7 @@ class WeightStash:
             self.memory.hold("weights", self._kept[self.version])
 
     def resume(self) -> list[int]:
-        """Restore the kept weights of the micro-batches in flight, and return these micro-batches in order."""
+        """Restore the stashed weights of the micro-batches in flight, and return these micro-batches in order."""
         for weights in self._kept.values():
             self.memory.hold("weights", weights)
         return sorted(self._version_of)

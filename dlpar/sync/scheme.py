@@ -77,7 +77,7 @@ class Scheme:
         """
 
     def done(self, own: int) -> int:
-        """Return the number of global steps that this worker knows of. It did `own` steps."""
+        """Return the number of global steps known to this worker after `own` steps of its own."""
         return own
 
     def state_bytes(self) -> int:

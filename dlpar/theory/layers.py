@@ -305,7 +305,7 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
 
 
 def boundary_elements(experiment: Experiment, layer: str) -> int:
-    """Return the elements sent over a pipeline's boundary after a layer.
+    """Return the number of elements sent over a pipeline's boundary after a layer.
 
     The output goes forward, and as many gradients come back: each rank of a stage sends b·s·h each way (Narayanan
     et al., arXiv 2104.04473, section 4.1).

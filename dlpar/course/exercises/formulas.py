@@ -124,7 +124,7 @@ def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()
 
 
 def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
-    """Yield arguments and ms: for one layer, for a few layers that are easy to follow, and for many layers."""
+    """Yield arguments and the expected ms: for one layer, for a few layers, and for many layers."""
     draw = secret("layers") or generator(0, "layers")
     for count, most, n in ((1, 10, 2), (3, 4, 2), (3, 9, 2), (6, 8, 4), (40, 25, 16)):
         ms, mb = draw.integers(1, 9, (2, count)).tolist()

@@ -117,7 +117,7 @@ class PacedWorld(LogicalWorld):
         return Line(link, self.wall, self.parcels)
 
     def overhead(self, source: int, dest: int) -> float:
-        """Return the seconds for which a message to another rank keeps its sender's processor."""
+        """Return the sender's overhead for a message to another rank, in seconds."""
         same_node = self.nodes[source] == self.nodes[dest]
         return self.platform.link(same_node).overhead if source != dest else 0.0
 

@@ -117,7 +117,7 @@ def run_program(
 def _watched(
     simulator: Simulator, patience: float, on_hang: Callable[[str], None], on_move: Callable[[], None]
 ) -> Iterator[None]:
-    """Detect, on another thread, a rank that never lets the others run."""
+    """Watch, from another thread, for a rank that never yields."""
     stopped, main = threading.Event(), threading.get_ident()
 
     def watch() -> None:

@@ -68,7 +68,7 @@ class Activity:
 
     @property
     def gives_up(self) -> bool:
-        """Return whether the activity waits for other ranks without a known end."""
+        """Return whether the activity is blocked on other ranks indefinitely."""
         waits = self.due == inf and not self.done and not self.idle
         return waits and hasattr(self.waits_for, "give_up")
 
