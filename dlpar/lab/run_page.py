@@ -114,9 +114,10 @@ class RunPage(Page):
 
         if not self._over.wait(timeout):
             raise TimeoutError(f"the panel is still running after {timeout:g} s")
-        if self._failure:
-            raise JobFailed(self._failure)
-        return self.runs
+        with self._guard_jobs:  # the page has been told of the end
+            if self._failure:
+                raise JobFailed(self._failure)
+            return self.runs
 
     def stop(self) -> None:
         """Act as the Stop button does: end the running job, if any, and start no other."""
@@ -233,7 +234,7 @@ class RunPage(Page):
                     self.tell(message=self._failure)
             self._over.set()
             self._enable()
-        return self.flush()
+            self.flush()
 
     # ---- inside ----------------------------------------------------------------------
 
