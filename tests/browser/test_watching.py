@@ -162,10 +162,10 @@ def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(
         assert panel.steps() >= steps and again[0] <= oldest and again[1] >= newest
         assert panel.stop.is_enabled() and panel.run.is_disabled() and panel.gone.count() == 0
     for name in taken[0]:
-        after = sorted(marks[name] - marks["notebook shown"] for marks in taken if name in marks)
-        print(
-            f"{name}: {after[len(after) // 2]:,.0f} ms after the notebook (median), {after[-1]:,.0f} (most)"
-        )
+        after = sorted(marks[name] - marks["page loaded"] for marks in taken if name in marks)
+        print(f"{name}: {after[len(after) // 2]:,.0f} ms after the load (median), {after[-1]:,.0f} (most)")
+    late = sum(marks["figure drawn"] - marks["page loaded"] > 2000 for marks in taken)
+    print(f"{late} of {RELOADS} figures drawn more than 2 s after the load")
     assert max(marks["figure drawn"] - marks["notebook shown"] for marks in taken) < LONGEST_MS
     assert kernel.num_threads() <= threads + 2, "a reload leaves threads in the kernel"
     panel.stop.click()
