@@ -24,7 +24,7 @@ JOBS, STEPS, WARM_UP = 7, 1200, 200
 def stretches(comm, folder: str) -> list[tuple[float, float]]:
     """Train with a snapshot in every other stretch; return seconds and processor time of each, of this rank."""
     from dlpar.jobs.record import Recorder
-    from dlpar.jobs.snapshot import Attempt, Keeper, Orders
+    from dlpar.jobs.snapshot import Keeper, Orders
     from dlpar.train import train
 
     steps = 2 * EVERY * PAIRS
@@ -41,7 +41,7 @@ def stretches(comm, folder: str) -> list[tuple[float, float]]:
             super().after(own, done, at_end)
 
     record, orders = Recorder(folder, comm), Orders(Path(folder), experiment, comm.rank, 0)
-    train(comm, experiment, record, Timed(Path(folder), experiment, record, comm.rank, Attempt(), orders))
+    train(comm, experiment, record, Timed(Path(folder), experiment, record, comm.rank, orders))
     return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(marks)]
 
 
