@@ -224,6 +224,11 @@ class Shown:
         self.place.get_by_role("tab", name=name).click()
         self.page.wait_for_function("title => window.shown === title", arg=name)
 
+    def begin(self) -> None:
+        """Press Run, and wait until the run has begun: until then the panel describes the run before."""
+        self.run.click()
+        self.place.locator(".dlpar-run[disabled]").wait_for()
+
     def steps(self) -> int:
         """Steps done, as the panel says."""
         said = self.words.inner_text().removeprefix("done: ").removeprefix("step ")

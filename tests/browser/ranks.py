@@ -15,9 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from dlpar.jobs.record import Recorder
 from dlpar.jobs.run import Run
+
+if TYPE_CHECKING:
+    from dlpar.jobs.record import Recorder
 
 
 def write(

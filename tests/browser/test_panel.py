@@ -51,7 +51,7 @@ def test_run_reload_stop_and_run_again(open_notebook, page):
 
     panel.field("workers").fill("2")
     page.keyboard.press("Tab")
-    panel.run.click()
+    panel.begin()
     panel.wait_for_steps(3)
     assert panel.runs.all_inner_texts() == ["workers=4 (stopped)", "workers=2"]
     named = panel.place.locator(".annotation-text")
@@ -204,7 +204,7 @@ def test_focus_stays_where_it_is_while_values_are_echoed(open_notebook, page):
     panel.wait_for("launched", 30)  # the run has ended
     assert panel.run.is_enabled() and panel.field("workers").input_value() == "7"
     page.keyboard.press("Tab")
-    panel.run.click()
+    panel.begin()
     panel.wait_for_steps(3)
     assert panel.runs.last.inner_text() == "workers=7"
     panel.stop.click()
@@ -242,7 +242,7 @@ def test_a_run_that_is_hidden_stays_hidden_and_another_may_be_the_base(open_note
     for workers in ("2", "4"):
         panel.field("workers").fill(workers)
         page.keyboard.press("Tab")
-        panel.run.click()
+        panel.begin()
         panel.wait_for("done: 40 steps")
         panel.place.locator(".dlpar-run:not([disabled])").wait_for()
     ratios = panel.place.locator(".dlpar-ratio")
