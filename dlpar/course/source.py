@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+_LAYOUT = """
+.dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
+.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; }
+.dlpar-source pre { color: var(--jp-content-font-color1, #222); background: none; }
+.dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
+"""
 
 ROOT = Path(__file__).parents[2]
 """Folder that contains the package."""
@@ -25,8 +33,19 @@ class Source:
     def __repr__(self) -> str:
         return f"# {self.where}\n{self.code}"
 
-    def _repr_markdown_(self) -> str:
-        return f"`{self.where}`\n\n```python\n{self.code}\n```"
+    def _repr_html_(self) -> str:
+        from jupyterlab_pygments import JupyterStyle
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
+
+        # JupyterStyle's colours are variables of the page, as in code cells, for the light and the dark
+        # theme.
+        look = {"style": JupyterStyle, "cssclass": "dlpar-source", "linenos": "inline"}
+        form = HtmlFormatter(**look, linenostart=self.first)
+        code = highlight(self.code, PythonLexer(), form)
+        style = f"{form.get_style_defs('.dlpar-source')} {_LAYOUT}"
+        return f"<style>{style}</style><p><code>{html.escape(self.where)}</code></p>{code}"
 
 
 def show(what: Any) -> Source:

@@ -21,11 +21,11 @@ def test_what_only_tools_read_is_left_out():
     assert show(of_tools).code.splitlines()[1:] == ["    x.y", "    return x.y  # the field's name"]
 
 
-def test_a_notebook_shows_the_place_and_the_code_as_markdown():
+def test_page_fetches_nothing_follows_the_theme_and_breaks_no_word():
     shown = show(Series.add)
-    place, code = shown._repr_markdown_().split("\n\n", 1)
-    assert place == f"`{shown.where}`" and code == f"```python\n{shown.code}\n```"
-    assert "```" not in shown.code
+    page = shown._repr_html_()
+    assert "http" not in page and "var(--jp-" in page and "word-break: normal" in page
+    assert shown.where in page and f">{shown.first}</span>" in page.replace(" ", "")
 
 
 @pytest.mark.parametrize("what", [len, 3, "dlpar.nowhere", "no_such_module", ""])
