@@ -185,10 +185,10 @@ class ForkServer:
         # The pid of the rank that each stub waits for; None before its request has arrived.
         self.ranks: dict[Stub, int | None] = {}
         self.leaving = False
-        self.wake, wakes = os.pipe()
-        os.set_blocking(wakes, False)
+        self.wake, self.wakes = os.pipe()
+        os.set_blocking(self.wakes, False)
         adopt_orphans()
-        signal.set_wakeup_fd(wakes)
+        signal.set_wakeup_fd(self.wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
@@ -275,7 +275,8 @@ class ForkServer:
                 os.dup2(descriptor, standard)
             for open_socket in (self.listener, *self.ranks):
                 open_socket.close()
-            for descriptor in (signal.set_wakeup_fd(-1), self.wake):
+            signal.set_wakeup_fd(-1)
+            for descriptor in (self.wake, self.wakes):  # set_wakeup_fd returns -1 here from Python 3.12 on
                 os.close(descriptor)
             sys.stdout.reconfigure(line_buffering=True)  # Python started with a pipe; a log needs whole lines
             os.environ.clear()

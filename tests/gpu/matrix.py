@@ -59,11 +59,12 @@ def compared(case: Case, device: str) -> tuple[Case, str, str] | None:
 
 def main(schemes: list[str], device: str) -> int:
     cases = [(split, scheme) for split in PLACES for scheme in schemes or SOME]
+    found = []
     with ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "4"))) as pool:
-        found = [each for each in pool.map(lambda case: compared(case, device), cases) if each]
-    for each in found:
-        if each[1] != "right":
-            print(*each)
+        for each in filter(None, pool.map(lambda case: compared(case, device), cases)):
+            found.append(each)
+            if each[1] != "right":
+                print(*each)
     right = sum(each[1] == "right" for each in found)
     print(f"{len(found)} pairs of split and scheme, {right} as on the CPU")
     return right < len(found)
