@@ -44,6 +44,22 @@ def open_plain(path: str | os.PathLike) -> BinaryIO:
     return file
 
 
+def write_whole(path: Path, body: bytes, mode: int = 0o600, synced: bool = False) -> None:
+    """Write a file completely or not at all, and never through a link. A reader sees the old file or the new one.
+
+    If `synced`, the file also survives a crash of the machine.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+        new = Path(folder, path.name)
+        with new.open("wb") as file:
+            file.write(body)
+            file.flush()
+            if synced:
+                os.fsync(file.fileno())
+        new.chmod(mode)
+        new.replace(path)
+
+
 def runs_folder() -> Path:
     """Return the folder of all runs: ``$DLPAR_HOME/runs``, or ``runs`` in the user's data folder."""
     import platformdirs  # imported here, because processes that guard a job use only the standard library

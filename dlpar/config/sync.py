@@ -262,14 +262,8 @@ class Gossip(SyncPart):
     rules = (
         ("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),
         ("averaging.method", SOME, "sync.order", ADAPT_FIRST, "local steps already move the weights"),
-        (
-            "sync.exchange",
-            ("pairwise", "push_sum"),
-            "sync.order",
-            ADAPT_FIRST,
-            "it averages after each gradient",
-        ),
-    )
+        ("sync.exchange", ("pairwise", "push_sum"), "sync.order", ADAPT_FIRST, "it averages after each gradient"),
+    )  # fmt: skip
 
     scheme: Literal["gossip"] = Field("gossip", title="sync")
     """Scheme by which replicas agree."""

@@ -14,6 +14,7 @@ from typing import Any
 
 _INSTALLED = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__)
 _BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 def is_installed(file: str) -> bool:
@@ -21,9 +22,7 @@ def is_installed(file: str) -> bool:
 
     A notebook's cell does not.
     """
-    return file.startswith(_BEGINNINGS) or any(
-        folder in file for folder in ("/site-packages/", "/dist-packages/")
-    )
+    return file.startswith(_BEGINNINGS) or any(folder in file for folder in _PACKAGES)
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from dlpar.config.paths import write_whole
 
 STUB = "raise NotImplementedError"
 """Code that replaces a solution. Checks report "to do" for a function that raises this error."""
@@ -72,12 +72,13 @@ def release(labs: Path, into: Path) -> list[str]:
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
         content = (labs / name).read_bytes()
-        _write(into / name, students(content) if name.endswith(".ipynb") else content, 0o644)
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(into / name, students(content) if name.endswith(".ipynb") else content, 0o644)
     gone = [name for name in before if name not in digests]
     for name in gone:
         (into / name).unlink(missing_ok=True)
     if changed or gone:
-        _write(into / RELEASED, json.dumps(digests, indent=1).encode(), 0o644)
+        write_whole(into / RELEASED, json.dumps(digests, indent=1).encode(), 0o644)
     return changed + gone
 
 
@@ -129,11 +130,12 @@ def bring(labs: Path, own: Path) -> list[str]:
     for name in _files(labs):
         digest = _digest(labs / name)
         if (place := _place(own, name, digest, delivered)) is not None:
-            _write(own / place, (labs / name).read_bytes(), 0o600)
+            (own / place).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(own / place, (labs / name).read_bytes())
             delivered[str(place)] = digest
             written.append(str(place))
     if written:
-        _write(own / DELIVERED, json.dumps(delivered, indent=1).encode(), 0o600)
+        write_whole(own / DELIVERED, json.dumps(delivered, indent=1).encode())
     return written
 
 
@@ -168,13 +170,3 @@ def _read_record(record: Path) -> dict[str, str]:
     with suppress(OSError, ValueError, TypeError):
         return dict(json.loads(record.read_bytes()))
     return {}
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file completely or not at all, and never through a link."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
-        new = Path(folder, path.name)
-        new.write_bytes(content)
-        new.chmod(mode)
-        os.replace(new, path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+from dlpar.config.paths import write_whole
 
 Arrays = dict[str, np.ndarray]
 
@@ -51,7 +53,8 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
         if kept is None:
             kept = make()
             with contextlib.suppress(OSError):
-                _write(path, kept)
+                np.savez(body := io.BytesIO(), **kept)
+                write_whole(path, body.getvalue())
     return kept
 
 
@@ -61,11 +64,3 @@ def _read(path: Path) -> Arrays | None:
             return dict(arrays)
     except Exception:  # a damaged zip raises many kinds of errors; the arrays are then made again
         return None
-
-
-def _write(path: Path, arrays: Arrays) -> None:
-    """Write arrays atomically: a reader sees the complete file or none."""
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with part.open("wb") as file:
-        np.savez(file, **arrays)
-    part.replace(path)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from dlpar.config.paths import write_whole
 from dlpar.jobs import diagnosis, fork_server, processes, slots
 from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.scratch import Scratch
@@ -324,9 +325,7 @@ class Guardian:
         if self.folder.exists() and size < SUMMARISED:
             summary = Summary(self.folder.name, **self.spec["summary"])
             summary.add_all(self.folder)
-            whole = self.folder / "summary.json.part"
-            whole.write_text(json.dumps(summary.result(), indent=1))
-            whole.rename(self.folder / "summary.json")
+            write_whole(self.folder / "summary.json", json.dumps(summary.result(), indent=1).encode())
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dlpar import comm
+from dlpar.config.paths import write_whole
 from dlpar.config.schema import BadExperiment
 from dlpar.delays import Death
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
@@ -137,7 +138,7 @@ class State:
         """Write a shard atomically."""
         meta = {"tree": json.dumps(self.tree), "own": str(self.own), "done": str(self.done)}
         body = save(self.tensors, meta | {"crc": str(self._crc())})
-        whole(path, body)
+        write_whole(path, body, synced=True)
 
     @classmethod
     def read(cls, path: Path) -> State:
@@ -160,16 +161,6 @@ class State:
         for name in sorted(self.tensors):
             crc = zlib.crc32(self.tensors[name].reshape(-1).view(torch.uint8).numpy(), crc)
         return crc
-
-
-def whole(path: Path, body: bytes) -> None:
-    """Write a file under a temporary name, sync it, and rename it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
 
 
 # ---- sets of shards in a run folder ------------------------------------------------------
@@ -307,7 +298,7 @@ def begin(folder: Path, attempt: Attempt) -> None:
     attempts = attempts_in(folder)
     ends = [r["t"] for n in attempts[-1] if n.startswith("rank") for r in lines_of(folder / n) if "t" in r]
     began = max(ends, default=Attempt.of(folder).began)
-    whole(folder / ATTEMPT, json.dumps(attempt._replace(began=began)).encode())
+    write_whole(folder / ATTEMPT, json.dumps(attempt._replace(began=began)).encode(), synced=True)
     for name in attempts[-1]:
         (folder / name).rename(folder / f"{source_of(name)}.{attempt.number - 1}.jsonl")
     for name in ("summary.json", REFUSAL, ORDERS):
@@ -476,6 +467,6 @@ class Keeper(comm.Keeper):
         """Complete a snapshot with its manifest, and drop older snapshots. Two ranks may do this at once."""
         e = self.experiment
         manifest = {"step": step, "workers": e.workers, "shards": self.shards, "of": identity(e)}
-        whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), synced=True)
         kept = snapshots_in(self.folder)[: self.experiment.snapshot.keep]
         remove_sets(self.folder, lambda step, _: step < min(kept))

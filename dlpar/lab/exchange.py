@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlpar.config.paths import open_plain, private_folder, runs_folder
+from dlpar.config.paths import open_plain, private_folder, runs_folder, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,9 +146,7 @@ def put_offer(offer: dict[str, Any] | None) -> None:
         allowed = f"id, by, at and experiment, in {LONGEST >> 10} kB at most, with a scheme of dlpar's"
         raise ValueError(f"offer: allowed are {allowed}")
     private_folder(_offered().parent)
-    new = _offered().with_suffix(".new")
-    new.write_text(text)
-    os.replace(new, _offered())
+    write_whole(_offered(), text.encode())
 
 
 def current_offer() -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from dlpar import BadExperiment, Experiment
-from dlpar.config.paths import private_folder, read_plain, runs_folder
+from dlpar.config.paths import private_folder, read_plain, runs_folder, write_whole
 from dlpar.jobs.launch import _new_run_folder
 
 
@@ -95,3 +95,16 @@ def test_the_name_of_a_scheme_cannot_lead_out_of_the_runs(name, monkeypatch, tmp
 def test_a_folder_without_the_data_set_s_files_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(ValueError, match="allowed for mnist is an existing folder that holds .*-ubyte"):
         Experiment(data={"name": "mnist", "folder": str(tmp_path)}).data.path()
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_file_is_written_whole_or_not_at_all_and_never_through_a_link(synced, tmp_path):
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "file"
+    elsewhere.write_bytes(b"hers")
+    path.symlink_to(elsewhere)
+    write_whole(path, b"new", 0o644, synced)
+    assert path.read_bytes() == b"new" and not path.is_symlink() and elsewhere.read_bytes() == b"hers"
+    assert path.stat().st_mode & 0o777 == 0o644
+    with patch.object(Path, "replace", side_effect=OSError), pytest.raises(OSError):
+        write_whole(path, b"torn", synced=synced)
+    assert path.read_bytes() == b"new" and sorted(tmp_path.iterdir()) == [elsewhere, path]

@@ -320,7 +320,7 @@ LONG = 120
 
 
 def is_writing(run):
-    return list((run.path / "snapshots").glob("step-*/*.part"))
+    return list((run.path / "snapshots").glob("step-*/.new-*"))
 
 
 def lacks_its_manifest(run):
