@@ -19,7 +19,7 @@ from dlpar.comm import Comm, Recorder
 from dlpar.config.experiment import Experiment
 from dlpar.data import Dataset
 from dlpar.data.sampler import Sampler
-from dlpar.memory import Memory
+from dlpar.memory import WATCHED, Memory
 from dlpar.replica import Replica
 from dlpar.split.mesh import Place
 
@@ -126,6 +126,8 @@ class Split:
     speaks = True
     whole_on_all = False
     kept: tuple[str, ...] = ("replica",)
+    graphed: bool | None = None
+    """Whether CUDA graphs replay the passes.  Default: on a GPU, if ranks send no messages during the passes."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record, self.flops = task, task.comm, task.record, task.flops
@@ -133,6 +135,11 @@ class Split:
         self.loss: Tensor | float | None = None
         self.samples = 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
+        if self.graphed is None:
+            alone = type(self) is Split and task.experiment.model.norm != "sync_batch"
+            self.graphed = alone and self.microbatches == 1 and self.comm.device.type == "cuda"
+        self._graphs: PassGraphs | None = None
+        self._eager = 0  # steps without graphs
 
     def cut(self, model: nn.Sequential) -> nn.Module:
         """Return this rank's part of the model, on its device. Collective over the ranks of the replica."""
@@ -152,6 +159,9 @@ class Split:
         #
         # Here micro-batches accumulate, and a world may charge for the passes instead of timing them.
         task, replica = self.task, self.replica
+        if self.graphed and replica.collects and self._replayed(step):
+            return
+        self._eager += 1
         pieces = task.microbatches(step, self.microbatches)
         losses, counts = [], [len(y) for _, y in pieces]
         replica.begin()
@@ -165,6 +175,21 @@ class Split:
                 losses.append(loss.detach())
         replica.collect()
         self._report(mean(losses, counts), sum(counts))
+
+    def _replayed(self, step: int) -> bool:
+        """Replay the passes from graphs, if there are as many samples as in the graphs."""
+        indices = self.task.sampler.indices(step, self.task.place.replica)
+        if self._graphs is None and self._eager >= WATCHED:
+            self._graphs = PassGraphs(self, indices)
+        if self._graphs is None or len(indices) != len(self._graphs.indices):
+            return False
+        with self._pass("forward"):
+            self._graphs.indices.copy_(indices)
+            self._graphs.forward.replay()
+        with self._pass("backward"):
+            self._graphs.backward.replay()
+        self._report(self._graphs.loss, len(indices))
+        return True
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the mean loss of a micro-batch."""
@@ -222,6 +247,36 @@ class Split:
 
     def release(self) -> None:
         """Free the memory that only :meth:`whole` needed."""
+
+
+class PassGraphs:
+    """CUDA graphs of the forward and the backward pass of a replica: one launch replays all kernels of a pass.
+
+    The host's launches take longer than the kernels of a small model.  All tensors stay in place, so the loss of
+    a step is overwritten by the next.  Source: torch's documentation, "CUDA Graphs".
+
+    Parameters
+    ----------
+    split : Split
+        The replica. It has computed some steps without graphs.
+    indices : Tensor, int64, shape (samples,)
+        Samples of a step, on the replica's device.
+    """
+
+    def __init__(self, split: Split, indices: Tensor) -> None:
+        task, replica = split.task, split.replica
+        self.indices = indices.clone()
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        # A thread of NCCL makes calls of its own meanwhile, which a capture must not forbid.
+        capture = partial(torch.cuda.graph, capture_error_mode="thread_local")
+        replica.begin()
+        with task.casts_kept():
+            with capture(self.forward):
+                loss = split._loss(*task.dataset.batch(self.indices))
+            with capture(self.backward, pool=self.forward.pool()):
+                propagate(loss, task.share(len(indices)))
+                replica.collect()
+        self.loss = loss.detach()
 
 
 def moved(model: Any, device: torch.device) -> Any:

@@ -12,6 +12,7 @@ from mpi4py import MPI
 from dlpar.comm.base import Comm
 from dlpar.config.experiment import Cluster, Experiment
 from dlpar.worlds.devices import trial
+from dlpar.worlds.mailbox import Mailbox
 from dlpar.worlds.mpi import MPIComm, meet
 from dlpar.worlds.paced.comm import of_experiment
 
@@ -53,7 +54,12 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
     if number is not None:
         torch.cuda.set_device(device)
     if carrier == "mpi":
-        return MPIComm(world, device)
+        comm = MPIComm(world, device)
+        names = [None if n is None else visible[rank][n] for rank, n in enumerate(taken)]
+        if len(names) > len(set(names)):
+            mailbox = Mailbox(world, device, names)
+            comm.mailbox = mailbox if mailbox.works() else None
+        return comm
     from dlpar.worlds.nccl import DistributedComm
 
     return DistributedComm(world, device, carrier)
@@ -65,8 +71,8 @@ def places(
     """Choose each rank's GPU, and the carrier of tensors.
 
     With ``device="auto"`` tensors are on GPUs if each rank has a GPU of its own, and NCCL carries them.  With
-    ``device="cuda"`` ranks may share a GPU. NCCL refuses such ranks, so their tensors are staged through pinned
-    host memory and MPI.
+    ``device="cuda"`` ranks may share a GPU. NCCL refuses such ranks, so MPI carries their tensors: long ones
+    stay on the GPU (:mod:`dlpar.worlds.mailbox`), others are staged through pinned host memory.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from mpi4py import MPI
 from dlpar.comm import base
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, T, Traffic, World, check_peer, too_long
 from dlpar.worlds.progress import ProgressThread
+
+NOTE = 1024
+"""Length in bytes of a note about device memory. See :mod:`dlpar.worlds.mailbox`."""
 
 PIECE = 1 << 30
 """Bytes above which a message is described to MPI in pieces, because MPI-3 counts are 32-bit."""
@@ -105,6 +108,9 @@ class MPIComm(Comm):
         ``time.monotonic()`` of second 0. By default, all ranks agree on a moment.
     """
 
+    mailbox: Any = None
+    """The :class:`~dlpar.worlds.mailbox.Mailbox` of a rank that shares its GPU."""
+
     def __init__(
         self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None
     ):
@@ -118,6 +124,11 @@ class MPIComm(Comm):
         self._progress: ProgressThread | None = None
         self._windows: list[MPI.Win | SharedCounter | LockedCounter] = []
         self._copies: deque[MPI.Request] = deque()
+
+    @cached_property
+    def among_all(self) -> list[int]:
+        """Numbers of the group's ranks among all ranks."""
+        return MPI.Group.Translate_ranks(self.mpi.group, range(self.size), MPI.COMM_WORLD.group)
 
     def now(self) -> float:
         return time.monotonic() - self.zero
@@ -139,8 +150,9 @@ class MPIComm(Comm):
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
-        wire = staged(tensor)
-        self.traffic.sent(wire.nbytes)
+        self.traffic.sent(tensor.nbytes)
+        note = self.mailbox.lend(tensor, self.among_all[dest]) if self.mailbox else None
+        wire = staged(tensor) if note is None else note
         return _Under(self, self.mpi.Isend(whole(wire), dest, tag), wire)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
@@ -171,7 +183,7 @@ class MPIComm(Comm):
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
         """Return this rank on another MPI communicator."""
         part = MPIComm(mpi, self.device, self.zero)
-        part.traffic, part.world = self.traffic, self.world
+        part.traffic, part.world, part.mailbox = self.traffic, self.world, self.mailbox
         self.world.groups.append(mpi)
         return part
 
@@ -291,8 +303,20 @@ class _Under:
             self._complete = True  # once, because MPI has forgotten the request
             if self._into is not None:
                 source, tag, nbytes = self._facts()
-                self._arrival = Arrival(source, tag, landed(self._wire, self._into, nbytes))
+                self._arrival = Arrival(source, tag, self._landed(source, tag, nbytes))
         return self._complete
+
+    def _landed(self, source: int, tag: int, nbytes: int) -> int:
+        """Copy a complete message to its tensor, from the host or from another rank's device memory."""
+        into, mailbox = self._into, self._comm.mailbox
+
+        def fill(payload: torch.Tensor, nbytes: int) -> None:
+            if nbytes > into.nbytes:
+                raise too_long(into.nbytes, source, tag, nbytes, self._comm.rank)
+            base.fill(into, payload, nbytes)
+
+        lent = mailbox.fetch(self._wire, fill) if mailbox and nbytes == NOTE else None
+        return landed(self._wire, into, nbytes) if lent is None else lent
 
     def _look(self) -> bool | None:
         """Test the request. Raise `ValueError` if its message is too long."""

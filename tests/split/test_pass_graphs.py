@@ -1,0 +1,98 @@
+"""Passes replayed from graphs.  Here a graph is a list of calls of torch, repeated on the same tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from trained_ranks import trained
+
+from dlpar.replica import Replica
+from dlpar.split.split import Split
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph."""
+
+    replays = 0
+
+    def __init__(self) -> None:
+        self.calls, self.is_done = [], True  # the capture has made the first step's calls
+
+    def pool(self) -> None:
+        pass
+
+    def replay(self) -> None:
+        Graph.replays += 1
+        if self.is_done:
+            self.is_done = False
+            return
+        with torch._C._AutoDispatchBelowAutograd():
+            self._repeat()
+
+    def _repeat(self) -> None:
+        for function, args, kwargs, made in self.calls:
+            again = tree_leaves(function(*args, **kwargs))
+            for old, new in zip(made, again):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Capture(TorchDispatchMode):
+    """As torch.cuda.graph, but the calls are made as well."""
+
+    def __init__(self, graph: Graph, pool=None, capture_error_mode: str = "") -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.graph.calls.append((function, args, kwargs or {}, tree_leaves(found)))
+        return found
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(Replica, "collects", True)
+    monkeypatch.setattr(Graph, "replays", 0)
+    return monkeypatch
+
+
+CASES = {
+    "mlp": {},
+    "cnn": {"model": "cnn"},
+    "batch normalisation": {"model": {"norm": "batch"}},
+    "transformer": {"model": {"name": "transformer", "width": 16, "depth": 2}, "data": "docstrings"},
+    "bf16": {"precision": "bf16", "dtype": "float32"},
+    "ps": {"sync": "ps"},
+    "gossip": {"sync": "gossip"},
+    "local": {"averaging": {"method": "local", "period": 2}},
+    "uneven shards": {"shards": "uneven"},
+}
+
+
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+def test_replayed_passes_give_the_losses_and_weights_of_passes_that_are_launched(graphs, fields):
+    given = {"workers": 2, "steps": 8, "batch": 12, "evaluate_every": 4, **fields}
+    right = trained(**given)
+    graphs.setattr(Split, "graphed", True)
+    found = trained(**given)
+    assert Graph.replays == 2 * 2 * 5  # of two workers both passes of five steps
+    assert (found.losses == right.losses).all() and torch.equal(found.weights, right.weights)
+
+
+def test_steps_of_another_size_are_launched(graphs):
+    given = {"workers": 2, "steps": 20, "batch": 12, "sync": {"scheme": "mapreduce", "fraction": 0.5}}
+    right = trained(**given)
+    graphs.setattr(Split, "graphed", True)
+    assert (trained(**given).losses == right.losses).all()
+    assert 0 < Graph.replays < 2 * 2 * 17
+
+
+def test_an_overlapped_backward_pass_is_launched_so_that_buckets_leave_during_it(graphs):
+    graphs.setattr(Split, "graphed", True)
+    trained(workers=2, steps=6, batch=12, sync={"overlap": True})
+    assert Graph.replays == 0
