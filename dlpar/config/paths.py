@@ -49,6 +49,7 @@ def write_whole(path: Path, body: bytes, mode: int = 0o600, synced: bool = False
 
     If `synced`, the file also survives a crash of the machine.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
         new = Path(folder, path.name)
         with new.open("wb") as file:

@@ -24,6 +24,9 @@ from dlpar.worlds.simulated.failures import FailingJob
 LIMIT = 90.0
 """Seconds after which a row is abandoned. A whole lab should need half as long."""
 
+SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
+"""Cluster for mathematical questions, and for many machines on a slow network: one process plays all ranks."""
+
 Shown = tuple[bool, str]
 """Whether runs show the expected result, and a sentence with their figures."""
 

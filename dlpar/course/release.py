@@ -72,7 +72,6 @@ def release(labs: Path, into: Path) -> list[str]:
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
         content = (labs / name).read_bytes()
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(into / name, students(content) if name.endswith(".ipynb") else content, 0o644)
     gone = [name for name in before if name not in digests]
     for name in gone:
@@ -130,7 +129,6 @@ def bring(labs: Path, own: Path) -> list[str]:
     for name in _files(labs):
         digest = _digest(labs / name)
         if (place := _place(own, name, digest, delivered)) is not None:
-            (own / place).parent.mkdir(parents=True, exist_ok=True)
             write_whole(own / place, (labs / name).read_bytes())
             delivered[str(place)] = digest
             written.append(str(place))

@@ -193,7 +193,7 @@ def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experi
 
 
 def platform_file(name: str) -> str:
-    """Return the platform file of the machine that a system was measured on, or the platform's name."""
+    """Return the file of a platform of a lab or of a published system, or the name of any other platform."""
     file = Path(__file__).with_name("platforms") / f"{name}.toml"
     return str(file) if file.exists() else name
 

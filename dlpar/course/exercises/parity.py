@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
 from dlpar.course.judge import Answer, Step, Verdict, difference, judge_on_ranks, judge_steps, secret
@@ -59,11 +61,9 @@ def _zero_steps(ranks: int) -> Iterator[Step]:
         yield Step(f", after step {number}", [right] * ranks, "the weights", [form])
 
 
-def _weights(ranks: int) -> list[torch.Tensor]:
+def _weights(ranks: int) -> list[np.ndarray]:
     """Return the weights of one process after each step."""
-    import torch
-
-    weights, velocity, found = torch.zeros(WEIGHTS, dtype=torch.float64), 0.0, []
+    weights, velocity, found = np.zeros(WEIGHTS), 0.0, []
     for step in range(STEPS):
         velocity = MOMENTUM * velocity + sum(_gradient(ranks, rank, step) for rank in range(ranks))
         weights = weights - LR * velocity
@@ -71,16 +71,14 @@ def _weights(ranks: int) -> list[torch.Tensor]:
     return found
 
 
-def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
+def _gradient(ranks: int, rank: int, step: int) -> np.ndarray:
     """Return a rank's gradient: (rank + 1) (step + 1) × [1, 2, 3, …].
 
     A graded answer gets random numbers instead.
     """
-    import torch
-
     if draw := secret("gradient", ranks, rank, step):
-        return torch.from_numpy(draw.normal(size=WEIGHTS))
-    return (rank + 1) * (step + 1) * torch.arange(1.0, WEIGHTS + 1, dtype=torch.float64)
+        return draw.normal(size=WEIGHTS)
+    return (rank + 1) * (step + 1) * np.arange(1.0, WEIGHTS + 1)
 
 
 def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
@@ -90,7 +88,7 @@ def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[floa
     chunks = weights.tensor_split(comm.size)
     velocity = torch.zeros_like(chunks[(comm.rank + 1) % comm.size])
     for step in range(STEPS):
-        gradient = _gradient(comm.size, comm.rank, step).tensor_split(comm.size)
+        gradient = torch.from_numpy(_gradient(comm.size, comm.rank, step)).tensor_split(comm.size)
         student(comm, chunks, gradient, velocity, LR, MOMENTUM)
         yield weights.tolist()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from operator import gt
 
 from dlpar import Experiment, Run
-from dlpar.course import platform_file
 from dlpar.course.labs.scaling import GPUS, sizes_only
 from dlpar.course.rehearse import Row, measured, step_ms
+from dlpar.systems.record import platform_file
 from dlpar.theory import buckets
 from dlpar.worlds.platforms import platform_of, workload
 
@@ -40,8 +40,7 @@ def paced_overlap() -> list[Experiment]:
 
 def _on_16(workload: str, platform: str = "one-gpu-each", batch: int = 64, **sync: float) -> Experiment:
     """Simulate two steps of 16 GPUs. Messages carry only sizes."""
-    sync = {"scheme": "ring", **sync}
-    return sizes_only(workload, platform_file(platform), workers=16, batch=batch, steps=2, sync=sync)
+    return sizes_only(workload, platform, workers=16, batch=batch, steps=2, sync={"scheme": "ring", **sync})
 
 
 def _networks(how: str, **sync: float) -> dict[str, Experiment]:

@@ -10,10 +10,8 @@ from dlpar.course.rehearse import Row, cores_limit, learns, measured, on, same_l
 from dlpar.jobs.control_groups import cores
 from dlpar.systems.record import rate
 
-HEAVY = Experiment(
-    model={"name": "mlp", "width": 1024}, workers=1, batch=512, steps=15, lr=0.05, evaluate_every=1000,
-    cluster={"threads": 1},
-)  # fmt: skip
+_ALONE = dict(workers=1, batch=512, steps=15, lr=0.05, evaluate_every=1000)
+HEAVY = Experiment(model={"name": "mlp", "width": 1024}, **_ALONE, cluster={"threads": 1})
 """Experiment with much computation in one process with one thread."""
 
 RECORDING = Path(__file__).parents[1] / "recordings" / "first_parallel_run"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dlpar import Experiment, Run
-from dlpar.course.rehearse import Row, Shown, measured
+from dlpar.course.rehearse import SIMULATED, Row, Shown, measured
 from dlpar.lab.figures.convergence import first_at
 from dlpar.theory import contraction
 
 ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
 """Graph of four workers in two pairs, with no edge between the pairs."""
-
-SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
-"""Cluster for mathematical questions, and for many machines on a slow network: one process plays all ranks."""
 
 GRAPHS = ("ring", "exp2", "complete")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar import Experiment, Run
-from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, same_losses, step_ms
+from dlpar.systems.record import platform_file
 
 _NAMES = ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
 CLUSTERS = {name: platform_file(name.replace(" ", "-")) for name in _NAMES}

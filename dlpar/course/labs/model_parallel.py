@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar import Experiment, Run
-from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, measured, on, same_losses, speedup, step_ms
 from dlpar.lab import figures
+from dlpar.systems.record import platform_file
 
 NVLINK = "v100-nvlink"
 """Platform with eight V100s in one machine."""

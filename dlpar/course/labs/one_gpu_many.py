@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dlpar import Experiment
-from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, measured, pace_ms
+from dlpar.systems.record import platform_file
 from dlpar.theory.calibrate import fastest_us
 
 H100 = {"float32": (67e12, 4), "TF32": (495e12, 4), "bfloat16": (989e12, 2)}
@@ -35,9 +35,8 @@ def additions() -> dict[int, float]:
 
 def products() -> dict[tuple[int, str], float]:
     """Measure the µs of n × n products in float32 and bfloat16, in one thread of this machine."""
-    return fastest_us(
-        "matmul", {(n, k): ((n, n), k) for n in (32, 128, 512) for k in ("float32", "bfloat16")}
-    )
+    cases = {(n, k): ((n, n), k) for n in (32, 128, 512) for k in ("float32", "bfloat16")}
+    return fastest_us("matmul", cases)
 
 
 def launches() -> dict[str, Experiment]:

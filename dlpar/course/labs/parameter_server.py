@@ -6,7 +6,7 @@ from typing import Any
 
 from dlpar import Experiment, Run
 from dlpar.course.labs.mapreduce import CLUSTER
-from dlpar.course.rehearse import Row, Shown, accuracy, measured, same_losses
+from dlpar.course.rehearse import SIMULATED, Row, Shown, accuracy, measured, same_losses
 from dlpar.lab.figures.throughput import per_rank
 from dlpar.systems.servers import ALONE, SLOW, ps
 
@@ -107,8 +107,8 @@ def stalled_worker() -> list[Experiment]:
 
 def servers() -> list[Experiment]:
     """Compare one server, two servers with half the weights each, and two leaf servers below one server."""
-    model, cluster = {"name": "mlp", "width": 128}, {"world": "simulated", "platform": "cpu-1gbe"}
-    one = Experiment(model=model, workers=4, steps=25, sync=ps(), evaluate_every=1000, cluster=cluster)
+    model = {"name": "mlp", "width": 128}
+    one = Experiment(model=model, workers=4, steps=25, sync=ps(), evaluate_every=1000, cluster=SIMULATED)
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlpar import Experiment, Run
 from dlpar.course.labs.mapreduce import CLUSTER
-from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace_ms
+from dlpar.course.rehearse import SIMULATED, Collectives, Row, Shown, learns, pace_ms
 from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
@@ -68,8 +68,7 @@ def _not_for_short_messages(times: list[list[CollectiveTime]]) -> Shown:
 
 def fewer_bytes() -> list[Experiment]:
     """Simulate training with full, bfloat16, 1-bit and top-1 % gradients."""
-    cluster = {"world": "simulated", "platform": "cpu-1gbe"}
-    common = Experiment(model={"name": "mlp", "width": 64}, workers=4, batch=256, steps=100, cluster=cluster)
+    common = Experiment(model={"width": 64}, workers=4, batch=256, steps=100, cluster=SIMULATED)
     codecs = ({"codec": "none"}, {"codec": "bf16"}, {"codec": "onebit"}, {"codec": "topk", "keep": 0.01})
     return [common.replace(compression=codec) for codec in codecs]
 

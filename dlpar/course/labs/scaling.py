@@ -11,14 +11,12 @@ from typing import Any
 import pandas as pd
 
 from dlpar import Experiment, Run
-from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, cores_limit, measured, on, same_losses, speedup, step_ms
 from dlpar.jobs.control_groups import cores
 from dlpar.lab.figures.convergence import first_at
 from dlpar.lab.sweep import run_all
 from dlpar.systems.allreduce import FUSED, MODELS
-from dlpar.systems.record import by_sizes, rate
-from dlpar.systems.record import platform_file as measured_on
+from dlpar.systems.record import by_sizes, platform_file, rate
 from dlpar.theory import predict
 from dlpar.theory.calibrate import calibrate
 from dlpar.worlds.platforms import Platform, platform
@@ -27,7 +25,7 @@ from dlpar.worlds.platforms.lookup import HERE, here_file
 GPUS = "p100-25gbe-roce"
 """Platform of Horovod's benchmark: four P100s per node, 25 GbE with RoCE between nodes."""
 
-HOROVOD = measured_on("horovod")
+HOROVOD = platform_file("horovod")
 """Platform of the same cluster, where a GPU computes at half its speed while it communicates."""
 
 SMALL = {"name": "mlp", "width": 64, "depth": 1}

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Row, Shown, accuracy, learns, measured, most_held
+from dlpar.course.rehearse import SIMULATED, Row, Shown, accuracy, learns, measured, most_held
 
-SIMULATED = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.003, "dtype": "float64", "evaluate_every": 1000}
 
 
