@@ -130,7 +130,10 @@ class _Stream:
     def _drawn(self, stretch: int) -> Tensor:
         epochs = range(stretch * self._epochs, (stretch + 1) * self._epochs)
         drawn = [generator(*self._key, epoch).permutation(self.members) for epoch in epochs]
-        return torch.from_numpy(np.concatenate(drawn)).to(self._device)
+        order = torch.from_numpy(np.concatenate(drawn))
+        if torch.device(self._device).type == "cuda":  # a copy from pinned memory does not block
+            order = order.pin_memory()
+        return order.to(self._device, non_blocking=True)
 
     def take(self, start: int, count: int) -> Tensor:
         """Return positions ``start`` to ``start + count`` of the stream. They are read-only."""

@@ -119,8 +119,8 @@ class Mailbox:
         return memory, (nbytes, memory.untyped_storage()._share_cuda_())
 
     def _map(self, key: Any) -> torch.Tensor:
-        nbytes, storage = key
-        there = torch.UntypedStorage._new_shared_cuda(*storage)
+        nbytes, (_, *storage) = key  # the owner may number its GPUs otherwise
+        there = torch.UntypedStorage._new_shared_cuda(self.device.index, *storage)
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(there, 0, (nbytes,))
 
     def _wait_for_gpu(self) -> None:
