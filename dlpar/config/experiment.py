@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.config import rules
 from dlpar.config.parts import Averaging, Cluster, Compression, Data, Deaths, Delays, Model, Snapshot
-from dlpar.config.schema import BadExperiment, Only, Part, kinds, load_plugins, sentence, shown
+from dlpar.config.schema import BadExperiment, FromFile, Only, kinds, load_plugins, shown
 from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
@@ -31,7 +31,7 @@ def _any_of(kinds: list[Any]) -> Any:
     return Annotated[Union[tuple(kinds)], Field(discriminator=head), BeforeValidator(spelled_out)]
 
 
-class Experiment(Part):
+class Experiment(FromFile):
     """Complete description of a training run. It gives the same batches on any number of workers.
 
     Parameters are the fields below. A part may be given by name (``model="cnn"``), as a mapping or as an
@@ -98,10 +98,7 @@ class Experiment(Part):
 
     def __init__(self, **fields: Any) -> None:
         load_plugins()
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise BadExperiment(sentence(error, type(self))) from None
+        super().__init__(**fields)
 
     def __str__(self) -> str:
         return f"{self.model} on {self.data}, {self.workers} × {self.sync}"

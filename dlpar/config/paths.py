@@ -52,12 +52,11 @@ def write_whole(path: Path, body: bytes, mode: int = 0o600, synced: bool = False
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
         new = Path(folder, path.name)
-        with new.open("wb") as file:
-            file.write(body)
-            file.flush()
-            if synced:
-                os.fsync(file.fileno())
+        new.write_bytes(body)
         new.chmod(mode)
+        if synced:
+            with new.open("rb") as file:
+                os.fsync(file.fileno())
         new.replace(path)
 
 

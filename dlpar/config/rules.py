@@ -17,7 +17,8 @@ from dlpar.config.schema import BadExperiment, Part, shown
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
-Rule = tuple[str, Collection[Any], str, Collection[Any], str]
+Values = Collection[Any]
+Rule = tuple[str, Values, str, Values, str]
 """Rule: if a field has one of some values, another field must have one of its values, for a reason.
 
 A field that the parts of an experiment lack breaks no rule.  The first field may also be a capability.
@@ -25,9 +26,7 @@ Messages then name the part that has this capability.
 """
 
 
-def if_chosen(
-    field: str, values: Collection[Any], why: str, others: dict[str, Collection[Any]]
-) -> tuple[Rule, ...]:
+def if_chosen(field: str, values: Values, why: str, others: dict[str, Values]) -> tuple[Rule, ...]:
     """Return rules that share a condition and a reason: one for each other field and its allowed values."""
     return tuple((field, values, other, allowed, why) for other, allowed in others.items())
 

@@ -105,6 +105,16 @@ class Part(BaseModel):
         return {k: str(v) if isinstance(v, bool) and k in numbers else v for k, v in fields.items()}
 
 
+class FromFile(Part):
+    """Part that a file may describe. A bad value raises `BadExperiment`, which names the field."""
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise BadExperiment(sentence(error, type(self))) from None
+
+
 def load_plugins() -> None:
     """Import the comma-separated modules that ``$DLPAR_PLUGINS`` names.
 

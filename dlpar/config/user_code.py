@@ -14,7 +14,6 @@ from typing import Any
 
 _INSTALLED = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__)
 _BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
-_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 def is_installed(file: str) -> bool:
@@ -22,7 +21,7 @@ def is_installed(file: str) -> bool:
 
     A notebook's cell does not.
     """
-    return file.startswith(_BEGINNINGS) or any(folder in file for folder in _PACKAGES)
+    return file.startswith(_BEGINNINGS) or "/site-packages/" in file or "/dist-packages/" in file
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dlpar.config.paths import runs_folder
 from dlpar.config.schema import BadExperiment, Part, shown
 from dlpar.worlds.platforms.platform import PLATFORMS, SEPARATOR, Platform
-from dlpar.worlds.platforms.workloads import fields_of, is_path, workload
+from dlpar.worlds.platforms.workloads import described, fields_of, is_path, workload
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -59,10 +59,7 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
     if which == HERE and not here_file().is_file():
         done = "once `dlpar doctor --calibrate` has measured this machine"
         raise BadExperiment(f"{FIELD}: got {HERE!r}, which is allowed {done}")
-    if not is_path(file):
-        allowed = f"one of {', '.join(names())}, or the path of a .json or .toml file"
-        raise BadExperiment(f"{FIELD}: got {shown(which)}, allowed is {allowed}")
-    fields, real = fields_of(file, FIELD), os.path.realpath(os.path.expanduser(file))
+    fields, real = fields_of(file, FIELD, names()), os.path.realpath(os.path.expanduser(file))
     got = f"{FIELD}: got {shown(Path(file).name)}"
     if real in extending:
         raise BadExperiment(f"{got}, which extends itself; allowed is another platform")
@@ -76,10 +73,7 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
         beside = os.path.join(os.path.dirname(real), os.path.expanduser(base))
         extended = platform(beside if is_path(base) else base, (*extending, real))
         fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {file}", **fields})
-    try:
-        return Platform(**fields)
-    except BadExperiment as error:
-        raise BadExperiment(f"{got}, where {error}") from None
+    return described(Platform, file, FIELD, fields)
 
 
 def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:

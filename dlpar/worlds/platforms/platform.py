@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.config.parts import ByRank
-from dlpar.config.schema import BadExperiment, Part, shown
-from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, FromFile, Workload
+from dlpar.config.schema import BadExperiment, FromFile, Part, shown
+from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, Workload
 
 
 def _is_positive(value: Any) -> bool:

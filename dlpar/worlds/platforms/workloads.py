@@ -9,30 +9,20 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Collection
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from dlpar.config.paths import read_plain
-from dlpar.config.schema import BadExperiment, Part, sentence, shown
+from dlpar.config.schema import BadExperiment, FromFile, shown
+
+T = TypeVar("T", bound=FromFile)
 
 TABLES = Path(__file__).parent / "tables"
 """Files that describe the named workloads and clusters."""
-
-
-class FromFile(Part):
-    """Base class of parts that a file may describe.
-
-    A bad value raises `BadExperiment`, which names the field.
-    """
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise BadExperiment(sentence(error, type(self))) from None
 
 
 class Layer(FromFile):
@@ -162,7 +152,7 @@ FIELD = "cluster.stand_in_for"
 
 @cache
 def _known(name: str) -> Workload:
-    return Workload(**fields_of(str(TABLES / f"{name}.json"), FIELD))
+    return Workload(**fields_of(str(TABLES / f"{name}.json"), FIELD, WORKLOADS))
 
 
 def workload(which: str) -> Workload:
@@ -183,14 +173,7 @@ def workload(which: str) -> Workload:
     """
     if which in WORKLOADS:
         return _known(which)
-    if not is_path(which):
-        allowed = f"one of {', '.join(WORKLOADS)}, or the path of a .json or .toml file"
-        raise BadExperiment(f"{FIELD}: got {shown(which)}, allowed is {allowed}")
-    fields = fields_of(which, FIELD)
-    try:
-        return Workload(**fields)
-    except BadExperiment as error:
-        raise BadExperiment(f"{FIELD}: got {shown(Path(which).name)}, where {error}") from None
+    return described(Workload, which, FIELD, fields_of(which, FIELD, WORKLOADS))
 
 
 def is_path(which: str) -> bool:
@@ -198,7 +181,7 @@ def is_path(which: str) -> bool:
     return which.endswith((".json", ".toml")) or "/" in which
 
 
-def fields_of(path: str, field: str) -> dict[str, Any]:
+def fields_of(path: str, field: str, names: Collection[str]) -> dict[str, Any]:
     """Read the mapping in a file. A missing `name` becomes the file's name.
 
     Parameters
@@ -207,12 +190,17 @@ def fields_of(path: str, field: str) -> dict[str, Any]:
         Path of the file. Any file but .toml is read as JSON.
     field : str
         The field that has the path as its value, for error messages.
+    names : collection of str
+        Other values of this field, for error messages.
 
     Raises
     ------
     BadExperiment
-        If the file cannot be read, or holds no mapping.
+        If it is no path, the file cannot be read, or it holds no mapping.
     """
+    if not is_path(path):
+        allowed = f"one of {', '.join(names)}, or the path of a .json or .toml file"
+        raise BadExperiment(f"{field}: got {shown(path)}, allowed is {allowed}")
     file, got = Path(os.path.expanduser(path)), f"{field}: got {shown(path, limit=200)}, allowed is a file"
     kind, read = ("TOML", tomllib.loads) if file.suffix == ".toml" else ("JSON", json.loads)
     try:
@@ -224,3 +212,11 @@ def fields_of(path: str, field: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise BadExperiment(f"{got} with a mapping of fields to values")
     return {"name": file.stem, **fields}
+
+
+def described(kind: type[T], path: str, field: str, fields: dict[str, Any]) -> T:
+    """Return the part that a file describes. Raises `BadExperiment`, which names the file and the field in it."""
+    try:
+        return kind(**fields)
+    except BadExperiment as error:
+        raise BadExperiment(f"{field}: got {shown(Path(path).name)}, where {error}") from None

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from dlpar.comm import base
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer, too_long
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.worlds.logical import RESTARTING, LogicalComm, LogicalWorld, Marks, Pace
-from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
+from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive, store
 from dlpar.worlds.simulated.simulator import Activity, Died, LostRank, Simulator
 
 
@@ -97,8 +96,7 @@ class SimulatedComm(LogicalComm):
         self.sizes, self.least, self.charged = not self.computes, network.least, network.charged
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
-            keep = store if self.computes else store_head
-            group.boxes += [self.mailbox(simulator, keep, each) for each in group.members]
+            group.boxes += [self.mailbox(simulator, each) for each in group.members]
         self.boxes, self.box = group.boxes, group.boxes[rank]
         self.box.owner = activity  # the activity that receives from this mailbox
         self.near, self.far = network.inside[member].out, network.between[member].out
@@ -149,7 +147,7 @@ class SimulatedComm(LogicalComm):
         if self.charged:
             self.simulator.advance(activity, activity.clock + message.overhead)
         if message.payload is not None or message.nbytes > into.nbytes:
-            box.store(message, into)
+            store(message, into)
         return message
 
     def irecv(self, into: Any, source: int = ANY, tag: int = ANY) -> Receive:
@@ -490,21 +488,6 @@ class Lock:
         self.owner = self.waiting.popleft() if self.waiting else None
         if self.owner is not None:
             self.simulator.wake(self.owner, self.simulator.running.clock)
-
-
-def store(message: Message, into: torch.Tensor) -> None:
-    """Copy a message into a buffer that is large enough."""
-    if message.nbytes > into.nbytes:
-        raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
-    base.fill(into, message.payload, message.nbytes)
-
-
-def store_head(message: Message, into: Ghost) -> None:
-    """Keep the header of a message that carries only sizes."""
-    if message.nbytes > into.nbytes:
-        raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
-    if getattr(into, "head", None) is not None:
-        into.head.copy_(message.payload)
 
 
 class VirtualTraffic(Traffic):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from dlpar.comm.base import ANY, Arrival
+import torch
+
+from dlpar.comm.base import ANY, Arrival, fill, too_long
 from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
@@ -101,8 +103,6 @@ class Mailbox:
     ----------
     simulator : Simulator
         Keeper of the clock.
-    store : callable
-        ``store(message, into)`` copies a message into its buffer.
     member : int
         The rank's number in the whole simulation.
 
@@ -128,11 +128,11 @@ class Mailbox:
 
     __slots__ = (
         "blocked", "charged", "far", "in_order", "inbox", "message", "near", "node", "owner", "posted", "simulator",
-        "source", "store", "tag", "waited",
+        "source", "tag", "waited",
     )  # fmt: skip
 
-    def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], member: int) -> None:
-        self.simulator, self.store, network = simulator, store, simulator.network
+    def __init__(self, simulator: Simulator, member: int) -> None:
+        self.simulator, network = simulator, simulator.network
         self.node, self.in_order = network.nodes[member], network.one_port[member]
         self.near, self.far = network.inside[member].into, network.between[member].into
         self.inbox: deque[Message] = deque()  # usually taken from its left end
@@ -215,7 +215,7 @@ class Mailbox:
         else:
             posted.remove(receive)
         if message.payload is not None or message.nbytes > receive.into.nbytes:
-            self.store(message, receive.into)
+            store(message, receive.into)
         return message
 
     def _match(self, receive: Receive, message: Message) -> None:
@@ -229,6 +229,16 @@ class Mailbox:
         """Let a waiting sender continue once the message has left."""
         self.simulator.wake(message.sender, max(message.left, met, message.sender.clock))
         message.sender = None
+
+
+def store(message: Message, into: Any) -> None:
+    """Copy a message into a buffer that is large enough. Of a message that carries only sizes, copy the header."""
+    if message.nbytes > into.nbytes:
+        raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
+    if isinstance(into, torch.Tensor):
+        fill(into, message.payload, message.nbytes)
+    elif getattr(into, "head", None) is not None:
+        into.head.copy_(message.payload)
 
 
 def _in_words(source: int, tag: int) -> str:
