@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from time import process_time
 
+import torch
 from compare import limit
+from torch.nn.functional import cross_entropy
 
 import dlpar
+from dlpar import Experiment, models
+from dlpar.data import load
+from dlpar.jobs.record import Recorder
+from dlpar.train import train
 
 BLOCK, PAIRS = 10, 40
 """Steps of one loop before the other's turn, and the number of turns."""
@@ -27,65 +35,91 @@ SIZES = {
 }
 
 
-def plain(experiment: dlpar.Experiment) -> Callable[[int], float]:
-    """Return one step of the loop that a textbook would print, for the same model, samples and update rule."""
-    import torch
-    from torch.nn.functional import cross_entropy
+def plain(experiment: Experiment, device: torch.device) -> Callable[[int], None]:
+    """Return one step of the loop that a textbook would print, for the same model, samples and update rule.
 
-    from dlpar import models
-    from dlpar.data import load
-
+    It never reads its loss, so it never waits for a GPU.
+    """
     dataset = load(experiment.data, experiment.seed, model=experiment.model.name)
-    model = models.build(experiment, dataset)
+    model = models.build(experiment, dataset).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=experiment.lr)
-    x, y, size = dataset.train_x, dataset.train_y, len(dataset.train_x)
-    order = torch.randperm(size)
+    x, y, batch = dataset.train_x.to(device), dataset.train_y.to(device), experiment.batch
+    epochs = -(-2 * batch // len(x))  # a batch may be larger than an epoch
+    order = torch.cat([torch.randperm(len(x)) for _ in range(epochs)]).to(device)
+    mixed = partial(torch.autocast, device.type, torch.bfloat16)
+    forward = mixed if experiment.precision == "bf16" else nullcontext
 
-    def step(number: int) -> float:
-        start = number * experiment.batch % (size - experiment.batch)
-        samples = order[start : start + experiment.batch]
-        output = model(x[samples])
-        loss = cross_entropy(output.flatten(0, -2), y[samples].flatten())
-        optimizer.zero_grad()
+    def step(number: int) -> None:
+        start = number * batch % (len(order) - batch)
+        samples = order[start : start + batch]
+        with forward():
+            output = model(x[samples])
+            loss = cross_entropy(output.flatten(0, -2), y[samples].flatten())
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        return loss.item()
 
     return step
 
 
-def paired(comm, fields: dict, folder: str) -> list[float]:
-    """Return seconds of dlpar's steps over seconds of the plain loop's, block by block."""
-    import torch
+class InTurns(Recorder):
+    """Recorder that lets another loop run after each block of recorded steps.
 
-    from dlpar import Experiment
-    from dlpar.jobs.record import Recorder
-    from dlpar.train import train
+    Parameters
+    ----------
+    folder, comm
+        As of every recorder.
+    block : int
+        Steps of a block.
+    clock : callable
+        Returns seconds.
+    other : callable
+        Takes one step of the other loop, with its number.
 
+    Attributes
+    ----------
+    seconds : list of (float, float)
+        Of each block dlpar's seconds, and the other loop's.
+    """
+
+    def __init__(
+        self, folder: str, comm, block: int, clock: Callable[[], float], other: Callable[[int], None]
+    ) -> None:
+        super().__init__(folder, comm)
+        self.block, self.clock, self.other = block, clock, other
+        self.seconds: list[tuple[float, float]] = []
+        self.began = clock()
+
+    def step(self, number: int, **facts) -> None:
+        super().step(number, **facts)
+        if (number + 1) % self.block == 0:
+            done = self.clock()
+            for n in range(number + 1 - self.block, number + 1):
+                self.other(n)
+            before, self.began = self.began, self.clock()
+            self.seconds.append((done - before, self.began - done))
+
+
+def blocks(
+    comm, experiment: Experiment, block: int, clock: Callable[[], float], other: Callable[[int], None]
+) -> list[tuple[float, float]]:
+    """Train, and return of each block dlpar's seconds and the other loop's; the first tenth or more warms up."""
     torch.set_num_threads(1)  # threads that wait for each other would count their waits as work
+    with tempfile.TemporaryDirectory() as folder:
+        record = InTurns(folder, comm, block, clock, other)
+        train(comm, experiment, record)
+        record.close()
+    return record.seconds[-(-len(record.seconds) // 10) :]
+
+
+def paired(comm, fields: dict) -> list[float]:
+    """Return seconds of dlpar's steps over seconds of the plain loop's, block by block."""
     experiment = Experiment(workers=1, steps=BLOCK * PAIRS, evaluate_every=10**7, **fields)
-    step, ratios = plain(experiment), []
-
-    class InTurns(Recorder):
-        """Lets the plain loop run after each block of recorded steps."""
-
-        def step(self, number: int, **facts) -> None:
-            super().step(number, **facts)
-            if (number + 1) % BLOCK == 0:
-                done = process_time()
-                for n in range(number + 1 - BLOCK, number + 1):
-                    step(n)
-                self.began, before = process_time(), self.began
-                ratios.append((done - before) / (self.began - done))
-
-    record = InTurns(folder, comm)
-    record.began = process_time()
-    train(comm, experiment, record)
-    return ratios[PAIRS // 10 :]
+    taken = blocks(comm, experiment, BLOCK, process_time, plain(experiment, comm.device))
+    return [ours / theirs for ours, theirs in taken]
 
 
 def report() -> None:
     for name, fields in SIZES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            ratios = dlpar.spmd(paired, fields, folder, workers=1, timeout=300)[0]
+        ratios = dlpar.spmd(paired, fields, workers=1, timeout=300)[0]
         limit(f"time of a step over a plain loop's, {name}, 1 rank", ratios, "×", 1.05)

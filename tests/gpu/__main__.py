@@ -13,10 +13,11 @@ probe    versions, costs of single calls, launches       another process reads p
 tests    the CUDA tests                                  all pass
 matrix   splits × schemes, float64, beside the CPU       no FAILED, no WRONG
 profile  µs a step, waits by line, CUDA calls, traces    at most one wait a step
-bench    throughput beside DDP, full and bf16            ≥ 1.0
+bench    one rank beside a plain loop, two ranks on one  nothing MISSED
 =======  ==============================================  ===================================================
 
-``--device cpu`` tries the scripts without a GPU; then tests and bench have nothing to do, and nothing is too slow.
+``--device cpu`` tries the scripts without a GPU.  Then the tests have nothing to do, the figures of bench mean
+nothing, and nothing is too slow.
 Logs and traces are in ``--out``.
 """
 
@@ -45,7 +46,7 @@ STAGES = {
 """Of each stage the seconds after which it is ended, and the arguments of Python."""
 
 AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
-TOLD = re.compile(r"FAILED|WRONG|passed|failed|a step|pairs of|×|TFLOP/s|not measured")
+TOLD = re.compile(r"FAILED|WRONG|MISSED|passed|failed|a step|pairs of|×|TFLOP/s|not measured")
 """Lines that the summary repeats."""
 
 
