@@ -219,8 +219,9 @@ def report() -> None:
     for name in SIZES:
         guarded(name, partial(large, name, device))
     guarded("digits", partial(digits, device))
-    guarded("sharing", sharing)
-    if gpus > 1:
+    if gpus < 2:
+        guarded("sharing", sharing)
+    else:
         for name in SIZES:
             for precision in ("full", "bf16"):
                 guarded(f"{name} beside DDP", partial(beside_ddp, name, precision, gpus, device))

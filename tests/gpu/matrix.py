@@ -22,6 +22,7 @@ from trained_ranks import Kept, of_global_batch, take_part
 from worlds.test_devices import FREE, SCHEMES, SPLITS
 
 from dlpar import BadExperiment, Experiment
+from dlpar.config.experiment import Cluster
 from dlpar.jobs.diagnosis import rank_files
 from dlpar.jobs.launch import Job, JobFailed, begin
 
@@ -64,14 +65,18 @@ def experiment(split: str, scheme: str) -> Experiment | None:
 
 
 def in_turn(comm, experiments: list[Experiment], device: str, folder: str) -> None:
-    """Train each experiment on the first ranks; rank 0 writes the loss of each step to a file of its own."""
-    from dlpar.worlds.mpi import MPIComm  # here, because it loads MPI
+    """Train each experiment on the first ranks; rank 0 writes the loss of each step to a file of its own.
 
+    All have the same number of workers. Servers compute on the host.
+    """
+    from dlpar.worlds.connect import connect  # here, because it loads MPI
+
+    cluster = Cluster(device=device, carrier="mpi")
+    everyone = connect(cluster, on_host=range(experiments[0].workers, comm.size))
     for number, each in enumerate(experiments):
-        group = comm.split(int(comm.rank < each.members), comm.rank)
+        own = everyone.split(int(comm.rank < each.members), comm.rank)
         if comm.rank >= each.members:  # waits for the next split
             continue
-        own = MPIComm(group.mpi, device if comm.rank < each.workers else "cpu")
         record = Kept(own)
         take_part(own, each, record)
         told = own.gather([(facts["loss"], facts["samples"]) for facts in record.steps])
@@ -169,4 +174,4 @@ def main(schemes: list[str], device: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], {"cuda": "cuda:0", "cpu": "cpu"}[os.environ["DLPAR_GPU_DEVICE"]]))
+    sys.exit(main(sys.argv[1:], os.environ["DLPAR_GPU_DEVICE"]))
