@@ -33,10 +33,8 @@ START = {"warm": 30.0, "cold": 120.0}
 SUMMARISED = 64 << 20
 """Maximum bytes of records that the guardian summarises. A reader summarises a longer run."""
 
-STOPS = {
-    number: f"the launcher received {number.name}, so the job was stopped"
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-}
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOPS = {each: f"the launcher received {each.name}, so the job was stopped" for each in _ENDING}
 STOPS[signal.SIGUSR1] = "time limit"  # Slurm's --signal, if it reaches all processes of a job
 """Signals that end a job, each with the reason to report."""
 

@@ -317,10 +317,9 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
 
     run = run if isinstance(run, Run) else Run(run)
     refused = f"run: got {run.id}, which {{}}; allowed is one that ended before its last step"
-    if run.status in ("queued", "starting", "running"):
-        raise BadExperiment(refused.format("is still running"))
     # Wait while its guardian cleans up; from then on no other process can resume the run.
-    held = lock(run.path / "lock", CLEARING)
+    is_live = run.status in ("queued", "starting", "running")
+    held = None if is_live else lock(run.path / "lock", CLEARING)
     if held is None:
         raise BadExperiment(refused.format("is still running"))
     with os.fdopen(held, "w"):

@@ -48,6 +48,9 @@ from dlpar.worlds.mpi import meet
 from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, Simulator, Task
 
+Call = tuple[Callable, tuple]
+"""A function that ranks call instead of training, and its arguments after the communicator."""
+
 GRACE = 0.25
 """Seconds for which a failed rank waits, so that other failed ranks can report before the job ends."""
 
@@ -89,11 +92,9 @@ def _refusal(ranks: int) -> str | None:
         return f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
     if MPI.COMM_WORLD.size == ranks:
         return None
-    return (
-        f"workers: got a world of {MPI.COMM_WORLD.size} ranks, allowed is {ranks}: this launcher and this MPI do "
-        f"not belong together; start ranks with the mpiexec that belongs to {library.split(',')[0]}, or with "
-        f"srun --mpi=pmix"
-    )
+    got = f"workers: got a world of {MPI.COMM_WORLD.size} ranks, allowed is {ranks}"
+    how = f"start ranks with the mpiexec that belongs to {library.split(',')[0]}, or with srun --mpi=pmix"
+    return f"{got}: this launcher and this MPI do not belong together; {how}"
 
 
 def _is_simulated(folder: Path) -> bool:
@@ -130,11 +131,7 @@ def _begin(record: Recorder, experiment: Experiment, launched: float | None, att
 
 
 def _work(
-    folder: Path,
-    experiment: Experiment,
-    call: tuple[Callable, tuple] | None,
-    record: Recorder,
-    attempt: Attempt,
+    folder: Path, experiment: Experiment, call: Call | None, record: Recorder, attempt: Attempt
 ) -> Comm:
     """Do the work of the recorder's rank: train, serve, or call the user's function and write its result.
 

@@ -106,9 +106,8 @@ def regroup(
     if servers and min(steps) < 0:
         raise CannotGoOn("a rank died before each server had its range of the weights")
     at_work = {each.rank for each in standings if each.works}
-    if any(
-        dead not in left and heir not in at_work for dead, heir in zip(servers, servers[1:] + servers[:1])
-    ):
+    heirs = zip(servers, servers[1:] + servers[:1])
+    if any(dead not in left and heir not in at_work for dead, heir in heirs):
         raise CannotGoOn("a server died before its successor had a copy of its range of the weights")
     done = min(steps) if servers and not e.sync.runs_free else max(steps)
     held: dict[int, State] = {}

@@ -238,11 +238,8 @@ class Run:
 
         A pipeline adds ``micro`` and ``chunk``.
         """
-        rows = [
-            (rank_of(source), r["step"], *span, *[None] * (5 - len(span)))
-            for source, r in self.records()
-            for span in r.get("spans", ())
-        ]
+        spans = ((rank_of(s), r["step"], span) for s, r in self.records() for span in r.get("spans", ()))
+        rows = [(rank, step, *span, *[None] * (5 - len(span))) for rank, step, span in spans]
         return _frame(rows, ["rank", "step", "name", "start", "end", "micro", "chunk"])
 
     @property

@@ -321,10 +321,8 @@ class Keeper:
             state = {"slots": self.slots, "taken": len(self.taken), "waiting": len(self.waiting())}
             if asker.user in self.teachers:  # others do not see names
                 now = time.monotonic()
-                state["holders"] = [
-                    {"who": turn.person, "slots": slots, "seconds": round(now - turn.since)}
-                    for turn, slots in self._turns()
-                ]
+                turns = [(turn.person, slots, round(now - turn.since)) for turn, slots in self._turns()]
+                state["holders"] = [{"who": who, "slots": n, "seconds": seconds} for who, n, seconds in turns]
             self._say(asker, {**state, "paused": self.paused})
         elif asker.user in self.teachers:
             self.paused = bool(question["pause"])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,19 +25,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dlpar import comm
+from dlpar.config.experiment import Experiment
 from dlpar.config.paths import write_whole
 from dlpar.config.schema import BadExperiment
-from dlpar.delays import Death
+from dlpar.delays import Death, Delays
 from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
 from dlpar.split.mesh import holders
 from dlpar.split.zero import cut_again
 from dlpar.sync.membership import resized
-
-if TYPE_CHECKING:
-    from dlpar.comm import Recorder
-    from dlpar.config.experiment import Experiment
-    from dlpar.delays import Delays
 
 ATTEMPT = "attempt.json"
 """Name of the file with the current attempt of a resumed run."""
@@ -344,7 +340,7 @@ class Orders(Death):
         super().__init__(*death)
         self._path, self._size, self._heard, self._factor = str(folder / ORDERS), 0, 0, None
 
-    def hear(self, record: Recorder, delays: Delays | None) -> None:
+    def hear(self, record: comm.Recorder, delays: Delays | None) -> None:
         """Follow new orders to this rank: to die after this step, or to change its delays."""
         # Each step checks this, so the usual case, no file, may cost only a microsecond.
         if os.access(self._path, os.F_OK) and (size := os.stat(self._path).st_size) != self._size:
@@ -383,7 +379,7 @@ class Keeper(comm.Keeper):
         self,
         folder: Path,
         experiment: Experiment,
-        record: Recorder,
+        record: comm.Recorder,
         rank: int,
         orders: Orders,
         state: State | None = None,

@@ -32,13 +32,8 @@ CHOICES = ("allreduce", "factors")
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """Return the facts of an experiment that its :class:`Summary` needs, in a form ready for JSON."""
-    return {
-        "workers": experiment.workers,
-        "backup": experiment.backup,
-        "runs_free": experiment.sync.runs_free,
-        "lead_bound": experiment.sync.lead_bound,
-        "counts_lead": experiment.sync.counts_lead,
-    }
+    of_sync = {name: getattr(experiment.sync, name) for name in ("runs_free", "lead_bound", "counts_lead")}
+    return {"workers": experiment.workers, "backup": experiment.backup, **of_sync}
 
 
 class Summary:

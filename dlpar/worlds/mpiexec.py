@@ -151,9 +151,8 @@ def _check_names(hostfile: str) -> None:
         answer.kill()
         if name and owners.setdefault(name, host) != host:
             alike = f"{host} calls itself {name!r}, as {owners[name]} does"
-            raise NoMPI(
-                f"cluster.hostfile: {alike}; each host needs a name of its own, or the launcher hangs"
-            )
+            why = "each host needs a name of its own, or the launcher hangs"
+            raise NoMPI(f"cluster.hostfile: {alike}; {why}")
 
 
 def _is_here(host: str) -> bool:

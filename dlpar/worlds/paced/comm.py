@@ -49,19 +49,15 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     referee = Referee(nodes, platform, seed, experiment.deaths.goes_on) if mpi.rank == 0 else None
     world = PacedWorld(mpi, platform, nodes, referee)
     # From here on no rank waits in MPI, because a waiting rank would keep a core from a working rank.
-    _warm_up()
+    # A first product and backward pass are slow in a new process, so they run before second 0.
+    weight = torch.ones(8, 8, requires_grad=True)
+    (weight @ weight).sum().backward()
     helped = world.parcels.probe()
     if referee:
         referee.start(*charges(experiment), helped)  # only rank 0 determines the charges
     scale, flops, world.parcels.helped = world.line.answer()
     world.pace, world.eager = Pace(platform, flops, mpi.rank, seed), platform.eager / scale
     return PacedComm(world, world.line, mpi.rank, range(mpi.size))
-
-
-def _warm_up() -> None:
-    """Run a first product and backward pass before second 0. Both are slow in a new process."""
-    weight = torch.ones(8, 8, requires_grad=True)
-    (weight @ weight).sum().backward()
 
 
 class PacedWorld(LogicalWorld):

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 from dlpar.comm.base import ANY
@@ -133,10 +134,8 @@ class Referee:
             raise
 
     def _simulate(self) -> None:
-        scale, flops, _ = self.greeting
-        self.simulator, comms = simulated_world(
-            self.nodes, self.platform, False, scale, flops, self.seed, RefereedComm
-        )
+        given = *self.greeting[:2], self.seed, RefereedComm
+        self.simulator, comms = simulated_world(self.nodes, self.platform, False, *given)
         for comm in comms:
             link = self.link(comm.rank, 0)
             link.send((OK, 0.0, None, self.greeting))
@@ -227,7 +226,7 @@ class Proxy:
             self.requests[key] = sending
 
     def irecv(self, comm: int, source: int, tag: int, key: int) -> None:
-        receive = self.requests[key] = self.comms[comm].irecv(Room, source, tag)
+        receive = self.requests[key] = self.comms[comm].irecv(ROOM, source, tag)
         if receive.message is not None:
             receive.box.settle(receive.message)
 
@@ -297,10 +296,8 @@ class Proxy:
     # ---- all together ----------------------------------------------------------------------
 
     def meet(self, comm: int, thing: Any, to: int) -> None:
-        def answers(things: list[Any]) -> list[Any]:
-            return [things if to in (rank, ANY) else None for rank in range(len(things))]
-
-        self._meet(comm, thing, answers)
+        heard = lambda rank, things: things if to in (rank, ANY) else None
+        self._meet(comm, thing, lambda things: [heard(rank, things) for rank in range(len(things))])
 
     def take(self, counter: tuple[int, int]) -> None:
         self.answer(next(self.referee.counters[counter]))
@@ -308,9 +305,7 @@ class Proxy:
     def split(self, comm: int, color: int, key: int) -> None:
         whole = self.comms[comm]
 
-        def answers(
-            asked: list[tuple[Proxy, RefereedComm, int, int]],
-        ) -> Iterator[tuple[int, int, list[int]]]:
+        def answers(asked: list[Any]) -> Iterator[tuple[int, int, list[int]]]:
             groups = whole.group.parts([(color, key) for *_, color, key in asked])
             for proxy, comm, color, _ in asked:
                 part = comm.within(groups[color])
@@ -370,17 +365,12 @@ class Parcel:
     def __init__(self, nbytes: int, key: int, sender: Proxy) -> None:
         self.nbytes, self.key, self.sender = nbytes, key, sender
 
-    @property
-    def head(self) -> Parcel:
-        return self
-
     detach = clone = lambda self: self
+    head = property(detach)
 
 
-class Room:
-    """Buffer that is large enough for any message. The rank itself checks its own buffer."""
-
-    nbytes = 1 << 62
+ROOM = SimpleNamespace(nbytes=1 << 62)
+"""Buffer that is large enough for any message. The rank itself checks its own buffer."""
 
 
 class WatchedMailbox(Mailbox):

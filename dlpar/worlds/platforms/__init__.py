@@ -6,6 +6,7 @@
 ``tables`` holds the figures of named workloads and clusters, with their sources.
 :mod:`dlpar.worlds.simulated.network` defines the rules of the network.
 """
+# ruff: noqa: F401  these names are for other packages
 
 from __future__ import annotations
 
@@ -14,11 +15,6 @@ from dlpar.config.experiment import Experiment
 from dlpar.worlds.platforms.lookup import HERE, names, nodes_of, placement, platform, platform_of
 from dlpar.worlds.platforms.platform import DEVICES, PLATFORMS, Device, Link, Platform, Timing
 from dlpar.worlds.platforms.workloads import WORKLOADS, Layer, Workload, is_path, workload
-
-__all__ = [
-    "DEVICES", "PLATFORMS", "WORKLOADS", "Device", "Layer", "Link", "Platform", "Timing", "Workload",
-    "is_path", "names", "nodes_of", "placement", "platform", "platform_of", "workload",
-]  # fmt: skip
 
 
 def _platform_holds_them(e: Experiment) -> None:

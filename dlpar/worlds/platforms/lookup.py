@@ -6,16 +6,13 @@ import os
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runs_folder
 from dlpar.config.schema import BadExperiment, Part, shown
 from dlpar.worlds.platforms.platform import PLATFORMS, SEPARATOR, Platform
 from dlpar.worlds.platforms.workloads import described, fields_of, is_path, workload
-
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
-
 
 FIELD = "cluster.platform"
 
@@ -165,10 +162,8 @@ def placement(
     if platform.nodes == 1:
         return nodes + [0] * extra + of_leaves
     if used + extra > platform.nodes:
-        raise BadExperiment(
-            f"cluster.platform: got {platform.name!r} for {used:,} nodes of workers and {extra:,} of servers, "
-            f"allowed there is at most {platform.nodes:,}"
-        )
+        got = f"{FIELD}: got {platform.name!r} for {used:,} nodes of workers and {extra:,} of servers"
+        raise BadExperiment(f"{got}, allowed there is at most {platform.nodes:,}")
     return nodes + list(range(used, used + extra)) + of_leaves
 
 

@@ -217,10 +217,9 @@ class Platform(FromFile):
         """Raise `BadExperiment` if the platform cannot hold this many ranks."""
         if ranks > self.ranks:
             nodes = "1 node" if self.nodes == 1 else f"{self.nodes:,} nodes"
-            raise BadExperiment(
-                f"cluster.platform: got {self.name!r} for {ranks:,} ranks, allowed there is at most {self.ranks:,} "
-                f"({nodes} of {self.devices:,})"
-            )
+            got = f"cluster.platform: got {self.name!r} for {ranks:,} ranks"
+            most = f"{self.ranks:,} ({nodes} of {self.devices:,})"
+            raise BadExperiment(f"{got}, allowed there is at most {most}")
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
         """Return the mean time of a computation on a device in seconds. See :meth:`Device.seconds`."""
@@ -258,9 +257,7 @@ def _cluster(device: str, network: str) -> Platform:
     )
 
 
-PLATFORMS = {
-    f"{device}-{network}": _cluster(device, network)
-    for device, networks in _NAMED["clusters"].items()
-    for network in networks
-}
+_PAIRS = [(device, network) for device, networks in _NAMED["clusters"].items() for network in networks]
+
+PLATFORMS = {f"{device}-{network}": _cluster(device, network) for device, network in _PAIRS}
 """Platforms by name, without ``here``, this machine. See :func:`dlpar.worlds.platforms.platform`."""

@@ -134,10 +134,8 @@ class Workload(FromFile, Payload):
             If the workload has no bytes.
         """
         if not self.parameters:
-            got = f"{shown(self.name)}, which has no parameters"
-            raise BadExperiment(
-                f"cluster.stand_in_for: got {got}, allowed with messages values is one that has some"
-            )
+            got = f"{FIELD}: got {shown(self.name)}, which has no parameters"
+            raise BadExperiment(f"{got}, allowed with messages values is one that has some")
         return self.nbytes / nbytes, self.flops / flops
 
 

@@ -388,9 +388,8 @@ class Sending:
 
     def test(self) -> bool:
         message, now = self.message, self.comm.activity.clock
-        return message.nbytes <= self.comm.eager or (
-            message.met is not None and max(message.left, message.met) <= now
-        )
+        is_gone = message.met is not None and max(message.left, message.met) <= now
+        return message.nbytes <= self.comm.eager or is_gone
 
 
 class Side:

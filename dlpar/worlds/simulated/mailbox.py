@@ -79,15 +79,13 @@ class Receive:
         self.waiting = False
 
     def matches(self, message: Message) -> bool:
-        return (self.source == message.source or self.source == ANY) and (
-            self.tag == message.tag or self.tag == ANY
-        )
+        is_source = self.source == message.source or self.source == ANY
+        return is_source and (self.tag == message.tag or self.tag == ANY)
 
     def test(self) -> bool:
         """Return whether the message is complete."""
-        return self.arrival is not None or (
-            self.message is not None and self.message.done <= self.box.owner.clock
-        )
+        message = self.message
+        return self.arrival is not None or (message is not None and message.done <= self.box.owner.clock)
 
     def wait(self) -> Arrival:
         """Block until the message is complete, and take it."""
@@ -182,9 +180,8 @@ class Mailbox:
                 if earlier is None:
                     self._match(receive, message)
                     return
-                if message.done < earlier.done and (
-                    receive.source == ANY or message.source == earlier.source
-                ):
+                may_replace = receive.source == ANY or message.source == earlier.source
+                if may_replace and message.done < earlier.done:
                     # Complete before a message that got another port sooner. The other message looks further.
                     self._match(receive, message)
                     message = earlier

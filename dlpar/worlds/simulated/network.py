@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlpar.worlds.platforms import Link, Platform
+from dlpar.worlds.platforms import Link, Platform
 
 
 class Port:

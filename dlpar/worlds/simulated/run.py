@@ -48,23 +48,18 @@ def simulated_world(
     kind : type
         The class of the communicators.
     """
-    network = Network(platform, nodes, scale)
-    simulator, group = Simulator(network, computes), Group(range(len(nodes)))
+    ranks, simulator = range(len(nodes)), Simulator(Network(platform, nodes, scale), computes)
     speed, eager = flops or 1 / platform.seconds(1.0), int(platform.eager / scale)
-    worlds = [
-        SimulatedWorld(simulator, Pace(platform, speed, rank, seed), eager) for rank in range(len(nodes))
-    ]
-    comms = [kind(world, group, rank, Activity(rank)) for rank, world in enumerate(worlds)]
-    return simulator, comms
+    worlds = [SimulatedWorld(simulator, Pace(platform, speed, rank, seed), eager) for rank in ranks]
+    group = Group(ranks)
+    return simulator, [kind(world, group, rank, Activity(rank)) for rank, world in enumerate(worlds)]
 
 
 def of_experiment(experiment: Experiment) -> tuple[Simulator, list[SimulatedComm]]:
     """Build the simulated world of an experiment."""
-    cluster = experiment.cluster
+    cluster, nodes, platform = experiment.cluster, nodes_of(experiment), platform_of(experiment)
     computes = cluster.messages == "values"
-    simulator, comms = simulated_world(
-        nodes_of(experiment), platform_of(experiment), computes, *charges(experiment), experiment.seed
-    )
+    simulator, comms = simulated_world(nodes, platform, computes, *charges(experiment), experiment.seed)
     if cluster.stand_in_for is not None and not computes:
         simulator.made["outline"] = Outline.of(workload(cluster.stand_in_for))
     return simulator, comms

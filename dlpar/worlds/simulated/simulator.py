@@ -282,14 +282,10 @@ def story(
     ended = sorted({a.rank for a in activities if a.done} - {a.rank for a in activities if not a.done})
     if ended:
         more = f" and {len(ended) - MOST} more" if len(ended) > MOST else ""
-        told.append(
-            f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:MOST]))}{more} "
-            f"{'have' if len(ended) > 1 else 'has'} ended"
-        )
-    return (
-        f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time: no rank can continue and no message "
-        f"is under way: {'; '.join(told)}"
-    )
+        ranks, have = ("ranks", "have") if len(ended) > 1 else ("rank", "has")
+        told.append(f"{ranks} {', '.join(map(str, ended[:MOST]))}{more} {have} ended")
+    after = f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time"
+    return f"{after}: no rank can continue and no message is under way: {'; '.join(told)}"
 
 
 CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.animation", "threading", "greenlet")
