@@ -153,8 +153,7 @@ def _signal(number: int) -> str:
 
 def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
     """Return an outcome that names the first exception, and the lowest rank that raised it."""
-    first = errors[0][1]
-    rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
+    rank, error = min((e for e in errors if e[1]["message"] == errors[0][1]["message"]), key=lambda e: e[0])
     if error["type"] in OF_ALL:
         return Outcome("failed", error["message"], rank)
     more = len(errors) - 1
@@ -286,7 +285,6 @@ def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
     An incomplete first line is left out.
     """
     with suppress(OSError), open_plain(path) as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - size))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return list(filter(None, map(record_of, file)))
     return []

@@ -75,8 +75,9 @@ class GlobalSteps:
         self._early: list[WorkerStep] = []
         self._newest: dict[int, float] = {}
 
-    def resume(self, attempt: int, step: int) -> None:
-        """Go back to `step` global steps, where the next attempt begins."""
+    def resume(self, header: dict[str, Any]) -> None:
+        """Go back to the global step at which the attempt begins that a rank's header names."""
+        attempt, step = header.get("attempt", 0), header.get("resumed", 0)
         if attempt <= self.attempt:
             return
         self._ended = self.ready(ended=True)  # including the steps of earlier attempts

@@ -221,17 +221,11 @@ class Guardian:
 
     def _start(self) -> None:
         try:
-            self.mpiexec = subprocess.Popen(
-                self.command,
-                env=self.spec["env"],
-                cwd=self.spec["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                preexec_fn=processes.die_with_parent,
-                process_group=0,
-                pass_fds=self.queue.files if self.queue else (),
-            )
+            files = self.queue.files if self.queue else ()
+            inherited = {"env": self.spec["env"], "cwd": self.spec["cwd"], "pass_fds": files}
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            tied = {"preexec_fn": processes.die_with_parent, "process_group": 0}
+            self.mpiexec = subprocess.Popen(self.command, **inherited, **pipes, **tied)
         except OSError as error:
             return self.end("failed", f"mpiexec: {self.spec['cold'][0]} does not start ({error.strerror})")
         self.moved_at = time.monotonic()

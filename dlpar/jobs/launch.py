@@ -83,15 +83,10 @@ class Job:
             # The guardian inherits the locks, so the run is live until the guardian ends, for any reason.
             locks += [lock(folder / "lock", math.inf) if held is None else os.dup(held)]
             locks += [lock(scratch.lock, math.inf)]
-            self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=locks,
-            )
+            command = [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            apart = {"cwd": "/", "start_new_session": True, "pass_fds": locks}
+            self._guardian = subprocess.Popen(command, **pipes, **apart)
         except BaseException:
             scratch.remove()
             raise
@@ -318,8 +313,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     run = run if isinstance(run, Run) else Run(run)
     refused = f"run: got {run.id}, which {{}}; allowed is one that ended before its last step"
     # Wait while its guardian cleans up; from then on no other process can resume the run.
-    is_live = run.status in ("queued", "starting", "running")
-    held = None if is_live else lock(run.path / "lock", CLEARING)
+    held = None if run.status in ("queued", "starting", "running") else lock(run.path / "lock", CLEARING)
     if held is None:
         raise BadExperiment(refused.format("is still running"))
     with os.fdopen(held, "w"):

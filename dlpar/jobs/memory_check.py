@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from dlpar.config.experiment import Experiment
@@ -77,11 +78,9 @@ def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list
 
 def _is_allowed(e: Experiment, workers: int) -> bool:
     """Return whether the experiment can run on this many workers. A split may need a multiple of a number."""
-    try:
-        e.replace(workers=workers)
-    except BadExperiment:
-        return False
-    return True
+    with suppress(BadExperiment):
+        return bool(e.replace(workers=workers))
+    return False
 
 
 def _need(e: Experiment, workers: int) -> float:
@@ -98,8 +97,7 @@ def _need(e: Experiment, workers: int) -> float:
 
 def _of_one(e: Experiment, workers: int) -> float:
     """Return a rank's bytes of model state, as the mean over the ranks that share one model."""
-    cut = e.split.axes(workers)
-    parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
+    parts = math.prod(e.split.axes(workers).get(axis, 1) for axis in ("tensor", "pipeline"))
     zero, each = getattr(e.split, "zero", 0), bytes_of(e.optimizer, e.itemsize)
     return model_state(e.model.hidden_weights / parts, max(1, workers // parts), zero, each).total
 

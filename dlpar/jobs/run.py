@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 TABLES = ("steps", "curve", "evals", "spans", "events", "ranks", "consensus")
 """Properties that :meth:`Run.to_csv` writes."""
 
-STEP_COLUMNS = [
-    "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "bytes", "messages", "staleness", "lead",
-]  # fmt: skip
+STEP_COLUMNS = "rank step t loss samples compute comm wait bytes messages staleness lead".split()
 
 
 class NoSuchRun(LookupError):
@@ -144,10 +142,7 @@ class Run:
         """Combine all workers' steps into global steps, attempt by attempt."""
         steps = GlobalSteps(self.experiment.workers - self.experiment.backup, self.experiment.sync.runs_free)
         for rank, record in self._of_kind("step", "rank"):
-            if record["k"] == "step":
-                steps.add(rank, record)
-            else:
-                steps.resume(record.get("attempt", 0), record.get("resumed", 0))
+            steps.add(rank, record) if record["k"] == "step" else steps.resume(record)
         return steps.ready(ended=True)
 
     @property

@@ -198,12 +198,11 @@ class Keeper:
         if self.lock is None:
             raise OSError(f"{path}: another keeper gives out slots there")
         self.listener = listen(path, 0o666)  # any user may ask; the kernel names the user
-        self.selector: selectors.BaseSelector | None = None
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
         """Answer requests until `until()` is true. Running jobs keep their slots after that."""
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.listener, selectors.EVENT_READ)
         while not until():
             for key, _ in self.selector.select(LOOK if self.waiting() else 1.0):
                 self._accept() if key.fileobj is self.listener else self._hear(key.fileobj)

@@ -133,8 +133,7 @@ class State:
     def write(self, path: Path) -> None:
         """Write a shard atomically."""
         meta = {"tree": json.dumps(self.tree), "own": str(self.own), "done": str(self.done)}
-        body = save(self.tensors, meta | {"crc": str(self._crc())})
-        write_whole(path, body, synced=True)
+        write_whole(path, save(self.tensors, meta | {"crc": str(self._crc())}), synced=True)
 
     @classmethod
     def read(cls, path: Path) -> State:
@@ -242,8 +241,7 @@ class Attempt(NamedTuple):
 
     def fit(self, experiment: Experiment) -> Experiment:
         """Return a run's experiment with the workers of this attempt."""
-        is_same = self.workers in (0, experiment.workers)
-        return experiment if is_same else resized(experiment, self.workers)
+        return experiment if self.workers in (0, experiment.workers) else resized(experiment, self.workers)
 
     def state(self, folder: Path, experiment: Experiment, rank: int) -> State | None:
         """Return the initial state of a rank, or None for a spare and in a first attempt.

@@ -102,7 +102,7 @@ class Summary:
                     self.reached.setdefault(f"{goal:g}", record["t"])
         elif kind == "rank":
             self.clock = record["clock"]
-            self.steps.resume(record.get("attempt", 0), record.get("resumed", 0))
+            self.steps.resume(record)
             self.time.header(rank, record)
         elif kind == "event":
             self.time.event(record)
@@ -123,8 +123,7 @@ class Summary:
 
     def _sent(self, numbers: list[int | None]) -> None:
         # A library that moves the data does not report how much.
-        unknown = self.bytes is None or None in numbers
-        self.bytes = None if unknown else self.bytes + sum(numbers)
+        self.bytes = None if self.bytes is None or None in numbers else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
         """Return the summary, ready for JSON, once all records have been added. Missing figures are None.

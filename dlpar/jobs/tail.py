@@ -124,13 +124,10 @@ class Tail:
         return [found for part in iter(self.read, []) for found in part]
 
     def _new_lines(self, name: str) -> list[bytes]:
-        start = self._read_to.get(name, 0)
-        try:
-            with open_plain(self.path / name) as file:
-                file.seek(start)
-                data = file.read(self.chunk)
-        except OSError:
-            return []
+        start, data = self._read_to.get(name, 0), b""
+        with suppress(OSError), open_plain(self.path / name) as file:
+            file.seek(start)
+            data = file.read(self.chunk)
         whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == self.chunk else 0)
         self._read_to[name] = start + whole
         return data[:whole].splitlines()
@@ -149,11 +146,10 @@ def record_of(line: bytes, source: str = "") -> Record | None:
     """Return a line's record, or None if the line lacks a field or is torn, for example by a full disk."""
     try:
         record = loads(line)
-        if not record.keys() >= NEEDED.get(record["k"], set()):
-            return None
+        is_whole = record.keys() >= NEEDED.get(record["k"], set())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    if source == ALL_RANKS and not isinstance(record.get("rank"), int):
+    if not is_whole or (source == ALL_RANKS and not isinstance(record.get("rank"), int)):
         return None
     if record.get("loss", 0) is None:  # JSON has no NaN, the loss of a diverged run
         record["loss"] = math.nan

@@ -424,7 +424,7 @@ class Board:
             self.steps.add(rank, record)
         elif kind == "rank":
             self.ranks[rank] = record
-            self.steps.resume(record.get("attempt", 0), record.get("resumed", 0))
+            self.steps.resume(record)
         elif kind == "eval":
             self.accuracy = record["accuracy"]
             self.reached = self.reached or (record["t"] if (self.accuracy or 0.0) >= self.goal else None)

@@ -80,7 +80,7 @@ def test_the_order_of_reading_changes_nothing():
 def test_steps_that_an_attempt_lost_are_done_again_by_the_next_and_count_once():
     steps = GlobalSteps(1)
     for attempt, first, last in ((0, 0, 5), (1, 3, 4), (2, 2, 6)):  # read all at once, as of a run of today
-        steps.resume(attempt, first)
+        steps.resume({"attempt": attempt, "resumed": first})
         for n in range(first, last):
             steps.add(0, step(n, loss=10.0 * attempt + n, t=attempt * 10.0 + n))
     found = steps.ready(ended=True)

@@ -24,8 +24,7 @@ def backup_workers() -> dict[str, Experiment]:
     """Simulate 50 workers and b backup workers, with uneven and with even steps."""
     published = find("tensorflow_backup", SYSTEMS).experiments()
     uneven = {name: published[name] for name in ("b = 0", "b = 2", "b = 6")}
-    even = {f"{name}, even": e.replace(delays={"delay_cv": 0.001}) for name, e in uneven.items()}
-    return uneven | even
+    return uneven | {f"{name}, even": e.replace(delays={"delay_cv": 0.001}) for name, e in uneven.items()}
 
 
 def _pay_if_uneven(runs: dict[str, Run]) -> Shown:

@@ -114,8 +114,7 @@ class PacedWorld(LogicalWorld):
 
     def overhead(self, source: int, dest: int) -> float:
         """Return the sender's overhead for a message to another rank, in seconds."""
-        same_node = self.nodes[source] == self.nodes[dest]
-        return self.platform.link(same_node).overhead if source != dest else 0.0
+        return self.platform.link(self.nodes[source] == self.nodes[dest]).overhead if source != dest else 0.0
 
     def new_step(self, step: int) -> None:
         if self.pace.varies:

@@ -89,9 +89,7 @@ class Referee:
     def link(self, rank: int, activity: int) -> Link:
         """Return the link to a rank's activity, once it has connected."""
         while (rank, activity) not in self.links:
-            end, _ = self.door.accept()
-            end.settimeout(None)
-            link = Link(end)
+            link = Link(self.door.accept()[0])  # blocking, unlike the door
             self.links[link.receive()] = link
         return self.links[rank, activity]
 
@@ -235,13 +233,10 @@ class Proxy:
 
     def wait(self, receiving: int | None, sending: int | None) -> None:
         """Block until both messages are complete. Tell the rank the moment as soon as it is certain."""
-        receive, send = (self.requests.pop(key, None) for key in (receiving, sending))
-        self.waits = receive, send
+        self.waits = both = tuple(self.requests.pop(key, None) for key in (receiving, sending))
         self.settle()
-        if receive is not None:
-            receive.wait()
-        if send is not None:
-            send.wait()
+        for request in filter(None, both):
+            request.wait()
         if self.waits is not None:
             self._complete(self.activity.clock)
 
@@ -328,8 +323,7 @@ class Proxy:
             for proxy, result in zip(proxies, answers(things)):
                 proxy.answer(result, self.activity.clock)
 
-        group = self.comms[comm].group
-        group.together(self.comms[comm], (self, thing), tell)
+        self.comms[comm].group.together(self.comms[comm], (self, thing), tell)
 
     # ---- beside ------------------------------------------------------------------------------
 

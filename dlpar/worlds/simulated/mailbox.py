@@ -196,12 +196,9 @@ class Mailbox:
         """Block until the message of a posted receive is complete, and store it."""
         owner, simulator, message = self.owner, self.simulator, receive.message
         since = owner.clock
-        if message is None:
+        if message is None or message.done > since:
             receive.waiting, owner.waits_for = True, receive
-            simulator.next().switch()
-        elif message.done > since:
-            receive.waiting, owner.waits_for = True, receive
-            simulator.advance(owner, message.done)
+            simulator.next().switch() if message is None else simulator.advance(owner, message.done)
         message = receive.message
         self.waited += owner.clock - since
         if self.charged:

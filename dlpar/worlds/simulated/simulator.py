@@ -69,8 +69,7 @@ class Activity:
     @property
     def gives_up(self) -> bool:
         """Return whether the activity is blocked on other ranks indefinitely."""
-        waits = self.due == inf and not self.done and not self.idle
-        return waits and hasattr(self.waits_for, "give_up")
+        return self.due == inf and not self.done and not self.idle and hasattr(self.waits_for, "give_up")
 
 
 class Simulator:
