@@ -14,6 +14,7 @@ from dlpar.comm.base import ANY, Comm, World, check_peer
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.simulator import LostRank
 
+Work = Callable[[], Any]
 Marks = Sequence[tuple[float, Callable[[], None]]]
 """Calls in the middle of a computation, each due after a share of the cost."""
 
@@ -69,9 +70,7 @@ class LogicalWorld(World):
         super().__init__(torch.device("cpu"), carrier)
         self.pace, self.eager = pace, eager
 
-    def backward(
-        self, comm: LogicalComm, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()
-    ) -> Any:
+    def backward(self, comm: LogicalComm, work: Work, cost: float | None = None, marks: Marks = ()) -> Any:
         return comm.compute(work, cost, marks)
 
     def inside(self, call: Callable[[], None]) -> None:
@@ -94,7 +93,7 @@ class LogicalComm(Comm):
     device = torch.device("cpu")
 
     @abstractmethod
-    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
+    def compute(self, work: Work, cost: float | None = None, marks: Marks = ()) -> Any:
         """Compute, and make each call of `marks` after its share of the cost. See :meth:`World.backward`."""
 
     @abstractmethod

@@ -57,7 +57,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
         referee.start(*charges(experiment), helped)  # only rank 0 determines the charges
     scale, flops, world.parcels.helped = world.line.answer()
     world.pace, world.eager = Pace(platform, flops, mpi.rank, seed), platform.eager / scale
-    return PacedComm(world, world.line, mpi.rank, range(mpi.size))
+    return PacedComm(world, world.line, mpi.rank, list(range(mpi.size)))
 
 
 class PacedWorld(LogicalWorld):
@@ -69,7 +69,7 @@ class PacedWorld(LogicalWorld):
         All ranks, for shared memory, which the paced world does not carry.
     platform : Platform
         The cluster.
-    nodes : sequence of int
+    nodes : list of int
         Node of each rank.
     referee : Referee or None
         The referee, if it runs in this process.
@@ -90,9 +90,7 @@ class PacedWorld(LogicalWorld):
 
     clock = "logical"
 
-    def __init__(
-        self, mpi: MPIComm, platform: Platform, nodes: Sequence[int], referee: Referee | None
-    ) -> None:
+    def __init__(self, mpi: MPIComm, platform: Platform, nodes: list[int], referee: Referee | None) -> None:
         # The referee tells the speed of the device.
         super().__init__("mpi", Pace(platform, 1.0, mpi.rank, 0), platform.eager)
         self.mpi, self.platform, self.nodes, self.referee = mpi, platform, nodes, referee
@@ -168,7 +166,7 @@ class PacedComm(LogicalComm):
         The line of the activity that makes the calls.
     rank : int
         Number in the group.
-    members : sequence of int
+    members : list of int
         The group's ranks, by their numbers in the world.
     handle : int
         The referee's number of the group on this line.
@@ -176,11 +174,9 @@ class PacedComm(LogicalComm):
 
     mpi = MPI.COMM_SELF
 
-    def __init__(
-        self, world: PacedWorld, line: Line, rank: int, members: Sequence[int], handle: int = 0
-    ) -> None:
+    def __init__(self, world: PacedWorld, line: Line, rank: int, members: list[int], handle: int = 0) -> None:
         self.world, self.line, self.handle = world, line, handle
-        self.rank, self.members, self.size = rank, list(members), len(members)
+        self.rank, self.members, self.size = rank, members, len(members)
         self.eager, self.pace, self.traffic = world.eager, world.pace, world.traffic
         self._beside: ProgressThread | None = None
 

@@ -245,16 +245,11 @@ def _cluster(device: str, network: str) -> Platform:
     wired = [links[name] for name in (known["inside"], network) if name in links]
     fields = [{name: link[name] for name in Link.model_fields if name in link} for link in wired]
     inside, between = ([Link(**each) for each in fields] + [None])[:2]
-    return Platform(
-        name=f"{device}-{network}",
-        source=SEPARATOR.join(each["source"] for each in (known, *wired)),
-        device=DEVICES[device],
-        nic=wired[-1].get("nic", "shared"),
-        devices=known["per_node"],
-        nodes=_NAMED["most_ranks"] // known["per_node"] if between else 1,
-        inside=inside,
-        between=between,
-    )
+    source = SEPARATOR.join(each["source"] for each in (known, *wired))
+    nodes = _NAMED["most_ranks"] // known["per_node"] if between else 1
+    size = {"devices": known["per_node"], "nodes": nodes, "nic": wired[-1].get("nic", "shared")}
+    joined = {"inside": inside, "between": between, **size}
+    return Platform(name=f"{device}-{network}", source=source, device=DEVICES[device], **joined)
 
 
 _PAIRS = [(device, network) for device, networks in _NAMED["clusters"].items() for network in networks]

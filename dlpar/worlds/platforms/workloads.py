@@ -139,10 +139,7 @@ class Workload(FromFile, Payload):
         return self.nbytes / nbytes, self.flops / flops
 
 
-WORKLOADS = (
-    "alexnet", "vgg16", "googlenet", "inception3", "resnet50", "resnet101", "resnet152", "bert-large", "gpt2",
-    "gpt2-xl",
-)  # fmt: skip
+WORKLOADS = "alexnet vgg16 googlenet inception3 resnet50 resnet101 resnet152 bert-large gpt2 gpt2-xl".split()
 """Names of the workloads that come with dlpar."""
 
 FIELD = "cluster.stand_in_for"

@@ -257,8 +257,7 @@ class SimulatedComm(LogicalComm):
         return Packet(length, dtype) if self.computes else GhostPacket(length, dtype)
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> Any:
-        zeros = torch.zeros if self.computes else lambda shape, dtype: Ghost(elements(shape), dtype)
-        return self.group.together(self, None, lambda _: zeros(shape, dtype=dtype))
+        return self.group.together(self, None, lambda _: self.empty(shape, dtype).zero_())
 
     # ---- all together ----------------------------------------------------------------------
 

@@ -36,9 +36,7 @@ class Message:
         The receiver's port, and the seconds for which the message occupies it.
     """
 
-    __slots__ = (
-        "box", "busy", "done", "left", "met", "nbytes", "overhead", "payload", "port", "sender", "source", "tag",
-    )  # fmt: skip
+    __slots__ = "box busy done left met nbytes overhead payload port sender source tag".split()
     due = None  # never None for an activity, the other kind of event
 
     def arrive(self, time: float) -> None:

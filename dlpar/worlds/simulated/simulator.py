@@ -269,9 +269,10 @@ MOST = 8
 """Maximum numbers of waiting activities, and of ended ranks, listed by :func:`story`."""
 
 
-def story(
-    activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None
-) -> str:
+Where = Callable[[Activity], str]
+
+
+def story(activities: list[Activity], clock: str = "virtual", where: Where | None = None) -> str:
     """Describe the place (by `where`) of each activity that waits forever. List the ended ranks."""
     where = where or (lambda activity: place(activity.task.frame()))
     stuck = [a for a in activities if not a.done and not a.idle]
