@@ -126,10 +126,9 @@ def _watched(
                 on_move()
             elif time.monotonic() - since > patience:
                 thread = running.task.thread.ident if simulator.computes else main
-                on_hang(
-                    f"rank {running.rank} has kept all others waiting for {patience:g} s and let no time "
-                    f"pass, at {place(sys._current_frames().get(thread))}"
-                )
+                held = f"rank {running.rank} has kept all others waiting for {patience:g} s"
+                where = place(sys._current_frames().get(thread))
+                on_hang(f"{held} and let no time pass, at {where}")
                 return
 
     thread = threading.Thread(target=watch, name="dlpar-watch", daemon=True)
