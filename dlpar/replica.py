@@ -220,13 +220,13 @@ class Replica:
 def aligned(sizes: Sequence[int], element_size: int) -> int:
     """Return the offset of a flat vector, in elements, that puts most of its elements in aligned views.
 
-    Views of `sizes` elements follow one another.  Memory begins at a multiple of 16 bytes.  On a GPU the products
-    of a weight that does not begin at such a multiple are slower.
+    Views of `sizes` elements follow one another.  Memory begins at a multiple of 128 bytes, a line of a GPU's
+    cache.  The products of a weight that does not begin at a multiple of 16 bytes are up to three times slower.
 
     >>> aligned([10, 640, 64, 4096], 4)  # the last layer's bias comes first
-    2
+    22
     """
-    lane = max(1, 16 // element_size)
+    lane = max(1, 128 // element_size)
     starts = [0, *accumulate(sizes)]
     fits = lambda shift: sum(n for n, start in zip(sizes, starts) if (start + shift) % lane == 0)
     return max(range(lane), key=fits)

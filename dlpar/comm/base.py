@@ -118,6 +118,9 @@ class Traffic:
                 del self._since[thread]
                 self._waited += self._now() - since
 
+    queued = waiting
+    """Make a call that lets this rank's queue wait for a message.  Without a GPU the call itself waits."""
+
     def waits_of_device(self) -> Callable[[], float]:
         """Return a function that gives the seconds that the GPU, not the host, has waited since the last call.
 
@@ -461,8 +464,7 @@ def fill(into: torch.Tensor, payload: torch.Tensor, nbytes: int) -> None:
         room, raw = (t.contiguous().view(-1).view(torch.uint8)[:nbytes] for t in (whole, payload))
         room.copy_(raw, non_blocking=True)
         payload = whole
-    if payload is not into:  # a GPU copies from pinned memory while the rank continues
-        into.copy_(payload, non_blocking=True)
+    into.copy_(payload, non_blocking=True)  # a GPU copies from pinned memory while the rank continues
 
 
 def too_long(room: int, source: int, tag: int, nbytes: int, rank: int | None = None) -> ValueError:

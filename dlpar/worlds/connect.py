@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from dlpar.comm.base import Comm
 from dlpar.config.experiment import Cluster, Experiment
+from dlpar.worlds import mpi
 from dlpar.worlds.devices import trial
 from dlpar.worlds.mailbox import Mailbox
 from dlpar.worlds.mpi import MPIComm, meet
@@ -53,16 +54,20 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     if number is not None:
         torch.cuda.set_device(device)
-    if carrier == "mpi":
-        comm = MPIComm(world, device)
-        names = [None if n is None else visible[rank][n] for rank, n in enumerate(taken)]
-        if len(names) > len(set(names)):
-            mailbox = Mailbox(world, device, names)
-            comm.mailbox = mailbox if mailbox.works() else None
-        return comm
-    from dlpar.worlds.nccl import DistributedComm
+    if carrier != "mpi":
+        from dlpar.worlds.nccl import DistributedComm
 
-    return DistributedComm(world, device, carrier)
+        return DistributedComm(world, device, carrier)
+    comm = MPIComm(world, device)
+    names = [None if n is None else visible[rank][n] for rank, n in enumerate(taken)]
+    if len(names) > len(set(names)):
+        from dlpar.worlds.nccl import DeviceTraffic
+
+        mailbox = Mailbox(world, device, names)
+        if mailbox.works() and mailbox.neighbours:
+            comm.mailbox, comm.traffic = mailbox, DeviceTraffic(comm.now, device)
+            mpi.LONGEST = mpi.BETWEEN_HOSTS  # ranks take turns on the GPU, and a turn is short
+    return comm
 
 
 def places(

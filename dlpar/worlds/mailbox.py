@@ -2,7 +2,8 @@
 
 A sender copies a long message within the GPU to memory that it lends. MPI carries only a short note with the
 place of the copy.  The receiver maps this memory once, copies the message within the GPU, and returns the
-memory with an empty message.  So the host carries no payload, and MPI's order, tags and wildcards remain.
+memory with a short message.  So the host carries no payload, and MPI's order, tags and wildcards remain.  The
+host waits for no copy: each process lets its GPU's queue wait for an event of the other process.
 """
 
 from __future__ import annotations
@@ -22,15 +23,23 @@ from dlpar.worlds.mpi import BEHIND, NOTE, memory_of, patiently
 SHORT = 1 << 16
 """Bytes below which a message is staged through the host, because a copy within the GPU would save nothing."""
 
+HANDLE = 64
+"""Length in bytes of the handle of an event."""
+
 MARK = bytes.fromhex("a3c1f7025be84d969f1e6b0d42ab7c58")
 """First bytes of every note. No other message has this length and these bytes."""
 
 
-class Lent(NamedTuple):
-    """Device memory with its number, and the key with which another process maps it."""
+class Shared(NamedTuple):
+    """Device memory that a rank lends, or that it maps, with two events.
 
-    number: int
-    memory: torch.Tensor
+    `written` is the end of the owner's copy to it, and `read` the end of the receiver's copy from it.  `key` maps
+    in another process what this process has made.
+    """
+
+    tensor: torch.Tensor
+    written: torch.cuda.Event | None
+    read: torch.cuda.Event | None
     key: Any
 
 
@@ -51,21 +60,22 @@ class Mailbox:
         self.mpi, self.device = mpi.Dup(), device
         own = places[mpi.rank]
         self.neighbours = {r for r, place in enumerate(places) if place == own and own and r != mpi.rank}
-        self._numbers, self._free = count(), list[Lent]()
-        self._lent: list[tuple[MPI.Request, Lent]] = []
-        self._mapped: dict[tuple[int, int], torch.Tensor] = {}
+        self._numbers, self._free = count(), list[tuple[int, Shared]]()
+        self._lent: list[tuple[MPI.Request, bytearray, int, Shared]] = []
+        self._mapped: dict[tuple[int, int], Shared] = {}
+        self._events: dict[bytes, torch.cuda.Event] = {}  # of other processes, by their handles
         self._lock = threading.Lock()  # both threads of a rank send
 
     def works(self) -> bool:
         """Return whether every rank can map memory of a neighbour. Containers may forbid this. Collective."""
-        memory = key = mapped = None
+        own = mapped = None
         with suppress(RuntimeError):
-            memory, key = self._allocate(1)
-        keys = self.mpi.allgather(key)
+            own = self._make(1) if self.neighbours else None
+        keys = self.mpi.allgather(own and own.key)
         with suppress(RuntimeError):
             mapped = [self._map(keys[rank]) for rank in sorted(self.neighbours)[:1] if keys[rank]]
         works = all(self.mpi.allgather(bool(mapped) or not self.neighbours))
-        del memory  # no rank uses it any more
+        del own  # no rank uses it any more
         return works
 
     def lend(self, tensor: torch.Tensor, dest: int) -> torch.Tensor | None:
@@ -76,31 +86,44 @@ class Mailbox:
         if tensor.device != self.device or tensor.nbytes < SHORT or dest not in self.neighbours:
             return None
         with self._lock:
-            lent = self._memory_for(tensor.nbytes)
-            lent.memory[: tensor.nbytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
-            self._wait_for_gpu()
-            returned = self.mpi.Irecv([bytearray(1), 0, MPI.BYTE], dest, lent.number)
-            self._lent.append((returned, lent))
-        body = MARK + pickle.dumps((self.mpi.rank, lent.number, tensor.nbytes, lent.key))
+            number, lent = self._memory_for(tensor.nbytes)
+            if lent.read is not None:
+                self._queue().wait_event(lent.read)
+            lent.tensor[: tensor.nbytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+            lent.written.record(self._queue())
+            returned = bytearray(HANDLE)
+            request = self.mpi.Irecv([returned, MPI.BYTE], dest, number)
+            self._lent.append((request, returned, number, lent))
+        body = MARK + pickle.dumps((self.mpi.rank, number, tensor.nbytes, lent.key))
         return torch.frombuffer(bytearray(body.ljust(NOTE, b"\0")), dtype=torch.uint8)
 
-    def _memory_for(self, nbytes: int) -> Lent:
-        """Return memory for a message, if possible memory that a receiver has returned."""
+    def _memory_for(self, nbytes: int) -> tuple[int, Shared]:
+        """Return memory for a message and its number, if possible memory that a receiver has returned."""
         if len(self._lent) > BEHIND:
             patiently(self._lent[0][0].Test)
-        back = [(returned.Test(), returned, lent) for returned, lent in self._lent]
-        self._free += [lent for is_back, _, lent in back if is_back]
-        self._lent = [(returned, lent) for is_back, returned, lent in back if not is_back]
-        for lent in self._free:
-            if nbytes <= lent.memory.nbytes <= 2 * nbytes:
-                self._free.remove(lent)
-                return lent
-        return Lent(next(self._numbers), *self._allocate(nbytes))
+        away = []
+        for request, returned, number, lent in self._lent:
+            if request.Test():
+                self._free.append((number, lent._replace(read=self._event_of(bytes(returned)))))
+            else:
+                away.append((request, returned, number, lent))
+        self._lent = away
+        for free in self._free:
+            if nbytes <= free[1].tensor.nbytes <= 2 * nbytes:
+                self._free.remove(free)
+                return free
+        return next(self._numbers), self._make(nbytes)
 
-    def fetch(self, wire: torch.Tensor, fill: Callable[[torch.Tensor, int], None]) -> int | None:
+    def fetch(
+        self,
+        wire: torch.Tensor,
+        fill: Callable[[torch.Tensor, int], None],
+        waiting: Callable[[Callable[[], None]], None],
+    ) -> int | None:
         """Give a note's message to ``fill(payload, nbytes)``, and return the memory to its owner.
 
-        Return the message's bytes, or None if `wire` holds no note.
+        `waiting` times the call that lets the GPU wait for the message. Return the message's bytes, or None if
+        `wire` holds no note.
         """
         note = bytes(memory_of(wire)[:NOTE])
         if not note.startswith(MARK):
@@ -108,20 +131,37 @@ class Mailbox:
         owner, number, nbytes, key = pickle.loads(note[len(MARK) :])
         if (owner, number) not in self._mapped:
             self._mapped[owner, number] = self._map(key)
-        fill(self._mapped[owner, number][:nbytes], nbytes)
-        self._wait_for_gpu()
-        self.mpi.Send([bytearray(1), 0, MPI.BYTE], owner, number)
+        mapped = self._mapped[owner, number]
+        waiting(lambda: self._queue().wait_event(mapped.written))
+        fill(mapped.tensor[:nbytes], nbytes)
+        mapped.read.record(self._queue())
+        self.mpi.Send([mapped.key, MPI.BYTE], owner, number)
         return nbytes
 
-    def _allocate(self, nbytes: int) -> tuple[torch.Tensor, Any]:
-        """Allocate device memory, and return it with its key."""
-        memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        return memory, (nbytes, memory.untyped_storage()._share_cuda_())
+    def _make(self, nbytes: int) -> Shared:
+        """Allocate device memory that others may map."""
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        written, handle = self._event()
+        return Shared(tensor, written, None, (nbytes, tensor.untyped_storage()._share_cuda_(), handle))
 
-    def _map(self, key: Any) -> torch.Tensor:
-        nbytes, (_, *storage) = key  # the owner may number its GPUs otherwise
+    def _map(self, key: Any) -> Shared:
+        """Map another rank's memory."""
+        nbytes, (_, *storage), written = key  # the owner may number its GPUs otherwise
         there = torch.UntypedStorage._new_shared_cuda(self.device.index, *storage)
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(there, 0, (nbytes,))
+        tensor = torch.empty(0, dtype=torch.uint8, device=self.device).set_(there, 0, (nbytes,))
+        return Shared(tensor, self._event_of(written), *self._event())
 
-    def _wait_for_gpu(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
+    def _event(self) -> tuple[torch.cuda.Event, bytes]:
+        """Make an event, and the handle with which another process opens it."""
+        event = torch.cuda.Event(interprocess=True)
+        return event, event.ipc_handle()
+
+    def _event_of(self, handle: bytes) -> torch.cuda.Event:
+        """Return another process's event. A process opens each event once."""
+        if handle not in self._events:
+            self._events[handle] = torch.cuda.Event.from_ipc_handle(self.device, handle)
+        return self._events[handle]
+
+    def _queue(self) -> torch.cuda.Stream:
+        """Return the queue of the calling thread's work on the GPU."""
+        return torch.cuda.current_stream(self.device)

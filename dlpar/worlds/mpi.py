@@ -315,7 +315,8 @@ class _Under:
                 raise too_long(into.nbytes, source, tag, nbytes, self._comm.rank)
             base.fill(into, payload, nbytes)
 
-        lent = mailbox.fetch(self._wire, fill) if mailbox and nbytes == NOTE else None
+        wait = self._comm.traffic.queued
+        lent = mailbox.fetch(self._wire, fill, wait) if mailbox and nbytes == NOTE else None
         return landed(self._wire, into, nbytes) if lent is None else lent
 
     def _look(self) -> bool | None:

@@ -225,8 +225,7 @@ class _UnderWay:
     def wait(self) -> Arrival | None:
         if self._into is None:
             return self._finish()
-        traffic = self._comm.traffic
-        (traffic.queued if isinstance(traffic, DeviceTraffic) else traffic.waiting)(self._finish)
+        self._comm.traffic.queued(self._finish)
         if self._landing is not self._into:
             self._into.copy_(self._landing)
         return Arrival(self._source, 0, self._into.nbytes)

@@ -13,26 +13,40 @@ def on_one_gpu(comm, hosts: int = 0, maps: bool = True):
     """Let all ranks but the last `hosts` share a GPU, whose memory is that of files. Return the mailbox."""
     import tempfile
 
-    from dlpar.worlds.mailbox import Mailbox
+    from dlpar.worlds.mailbox import HANDLE, Mailbox, Shared
 
     folder = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)
 
-    class InFiles(Mailbox):
-        notes = 0
+    class Event:
+        """The host has done everything it was told."""
 
-        def _allocate(self, nbytes):
-            key = (f"{folder}/{comm.rank}-{len(self._lent) + len(self._free)}-{nbytes}", nbytes)
-            return InFiles._map(self, key), key
+        def record(self, queue):
+            pass
+
+        def wait_event(self, event):
+            assert isinstance(event, Event)
+
+    class InFiles(Mailbox):
+        notes = made = 0
+
+        def _make(self, nbytes):
+            self.made += 1
+            key = (f"{folder}/{comm.rank}-{self.made}", nbytes)
+            return Shared(InFiles._map(self, key).tensor, Event(), None, key)
 
         def _map(self, key):
-            return torch.from_file(key[0], shared=True, size=key[1], dtype=torch.uint8)
+            tensor = torch.from_file(key[0], shared=True, size=key[1], dtype=torch.uint8)
+            return Shared(tensor, Event(), Event(), bytes(HANDLE))
 
-        def fetch(self, wire, fill):
-            self.notes += (found := super().fetch(wire, fill)) is not None
+        def _event_of(self, handle):
+            return Event()
+
+        def _queue(self):
+            return Event()
+
+        def fetch(self, wire, fill, waiting):
+            self.notes += (found := super().fetch(wire, fill, waiting)) is not None
             return found
-
-        def _wait_for_gpu(self):
-            pass
 
     class OneMapsNone(InFiles):
         def _map(self, key):
@@ -40,6 +54,7 @@ def on_one_gpu(comm, hosts: int = 0, maps: bool = True):
 
     kind = InFiles if maps or comm.rank != 1 else OneMapsNone
     places = ["A"] * (comm.size - hosts) + [None] * hosts
+    comm.traffic.queued = lambda wait: wait()
     comm.mailbox = kind(comm.mpi, comm.device, places)
     return comm.mailbox
 
@@ -72,7 +87,7 @@ def test_long_messages_arrive_by_lent_memory_whole_in_order_and_from_any_source(
             comm.send(torch.arange(60_000.0).view(200, 300), 0, 7)
             comm.send(torch.zeros(40_000), 0, 8)
         comm.barrier()
-        return wrong, mailbox.notes, len(mailbox._free) + len(mailbox._lent)
+        return wrong, mailbox.notes, mailbox.made
 
     first, second, _, alone = dlpar.spmd(exchange, workers=4)
     assert first[0] == ["recv: rank 0 has room for 80,000 bytes, but rank 1 sent 160,000 (tag 8)"]
