@@ -135,9 +135,10 @@ class Split:
         self.loss: Tensor | float | None = None
         self.samples = 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
+        e, on_gpu = task.experiment, self.comm.device.type == "cuda"
         if self.graphed is None:
-            alone = type(self) is Split and task.experiment.model.norm != "sync_batch"
-            self.graphed = alone and self.microbatches == 1 and self.comm.device.type == "cuda"
+            alone = type(self) is Split and self.microbatches == 1 and e.model.norm != "sync_batch"
+            self.graphed = alone and on_gpu and e.cluster.graphs
         self._graphs: PassGraphs | None = None
         self._eager = 0  # steps without graphs
 

@@ -47,6 +47,35 @@ def launches() -> dict[str, Experiment]:
     return {f"{b:,} samples, {n}": alone.replace(batch=b, cluster={"platform": at[n]}) for n, b in sizes}
 
 
+def on_gpu() -> dict[str, Experiment]:
+    """Train on one GPU: small networks with and without graphs, a wide one in three precisions, and two ranks."""
+    alone = Experiment(
+        workers=1, steps=40, lr=0.01, evaluate_every=1000, scaling="weak", cluster={"device": "cuda"}
+    )
+    small = {
+        f"{depth + 1} layers, {batch:,} samples, {how}": alone.replace(
+            batch=batch, model={"depth": depth, "width": width}, cluster={"graphs": how == "a graph"}
+        )
+        for depth, width, batches in ((2, 256, (8, 1024, 131_072)), (20, 64, (8,)))
+        for batch in batches
+        for how in ("launches", "a graph")
+    }
+    wide = {
+        f"4,096 wide, {precision}": alone.replace(
+            batch=4096, model={"width": 4096, "depth": 3}, precision=precision
+        )
+        for precision in ("full", "tf32", "bf16")
+    }
+    shared = {
+        f"{batch:,} samples a rank, {ranks} rank{'s' * (ranks > 1)}": alone.replace(
+            batch=batch, workers=ranks, model={"width": 1024}, precision="bf16"
+        )
+        for batch in (32, 8192)
+        for ranks in (1, 2)
+    }
+    return {**small, **wide, **shared}
+
+
 TABLE = (
     Row(few_and_many, '"Equal FLOPs take equal time"',
         measured(lambda run: run.steps["compute"].min(), lambda a, b, c, d: b / a > d / c,
