@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_INSTALLED = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__)
-_BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
+_INSTALLED = ("<frozen ", *(os.path.dirname(p) + os.sep for p in (os.path.dirname(__file__), os.__file__)))
 
 
 def is_installed(file: str) -> bool:
@@ -21,7 +20,7 @@ def is_installed(file: str) -> bool:
 
     A notebook's cell does not.
     """
-    return file.startswith(_BEGINNINGS) or "/site-packages/" in file or "/dist-packages/" in file
+    return file.startswith(_INSTALLED) or "/site-packages/" in file or "/dist-packages/" in file
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:

@@ -67,11 +67,9 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
         return as_data
     workers = TRAINED.workers
     lists = _actions(student(workers, TRAINED.split.microbatches))
-    tried = listed([f"{stages} × {microbatches}" for stages, microbatches in sizes])
-    praise = (
-        f"{{name}} is right for {tried} stages × micro-batches: every action once, no deadlock, a bubble of "
-        "(p - 1) / m, and never more micro-batches in flight than stages. On {ranks} its losses equal those of 1F1B."
-    )
+    said = listed([f"{stages} × {microbatches}" for stages, microbatches in sizes])
+    how = "every action once, no deadlock, a bubble of (p - 1) / m, and never more micro-batches in flight than stages"
+    praise = f"{{name}} is right for {said} stages × micro-batches: {how}. On {{ranks}} its losses equal those of 1F1B."
     return judge_on_ranks(student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, (lists,))
 
 
@@ -149,11 +147,10 @@ def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
     late = min((bar for bar in bars if bar.start > best[bar[:4]]), key=lambda bar: (best[bar[:4]], bar.stage))
     position = sum(bar.stage == late.stage and bar.start < late.start for bar in bars)
     begins, could = late.start, best[late[:4]]
-    return (
-        f"the bubble is {found:.1%} of the computing time, allowed is (p - 1) / m = {allowed:.1%}. "
-        f"The first late action is on stage {late.stage}, {_at(position, Action(late.kind, late.micro))}: it begins at "
-        f"{begins:g} instead of {could:g} (a forward pass takes {SECONDS['F']:g}, a backward pass {SECONDS['B']:g})"
-    )
+    idle = f"the bubble is {found:.1%} of the computing time, allowed is (p - 1) / m = {allowed:.1%}"
+    first = f"The first late action is on stage {late.stage}, {_at(position, Action(late.kind, late.micro))}"
+    passes = f"a forward pass takes {SECONDS['F']:g}, a backward pass {SECONDS['B']:g}"
+    return f"{idle}. {first}: it begins at {begins:g} instead of {could:g} ({passes})"
 
 
 def _at(position: int, action: Action) -> str:

@@ -29,8 +29,7 @@ def four_times_faster() -> list[Experiment]:
     Layers are large, so that computation takes longer than communication.  A process has one thread, so that
     it cannot use a second core.
     """
-    worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
-    return [HEAVY.replace(workers=workers) for workers in worlds]
+    return [HEAVY.replace(workers=n) for n in sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})]
 
 
 def four_gpus() -> Experiment:

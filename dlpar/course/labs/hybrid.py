@@ -61,8 +61,7 @@ def orders() -> dict[str, Experiment]:
 
 def factorizations() -> dict[tuple[int, int, int], Experiment]:
     """Run eight devices as data × tensor × pipeline, with tensor and pipeline at most four."""
-    sizes = [(tensor, pipeline) for tensor in (1, 2, 4) for pipeline in (1, 2, 4) if tensor * pipeline <= 8]
-    axes = [(8 // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in sizes]
+    axes = [(8 // (t * p), t, p) for t in (1, 2, 4) for p in (1, 2, 4) if t * p <= 8]
     return {each: grid(PAIRS, *each) for each in axes}
 
 

@@ -101,10 +101,8 @@ def steps_to_goal(seeds: int = 3, rates: tuple[float, ...] = (0.4, 0.8, 1.2)) ->
 
     NaN means that a run did not reach 95 %.
     """
-    alone = [
-        gpus.replace(workers=1, batch=gpus.global_batch, steps=min(gpus.steps, 112), lr=rate, seed=seed)
-        for gpus, rate, seed in product(more_workers(), rates, range(seeds))
-    ]
+    one = [e.replace(workers=1, batch=e.global_batch, steps=min(e.steps, 112)) for e in more_workers()]
+    alone = [e.replace(lr=rate, seed=seed) for e, rate, seed in product(one, rates, range(seeds))]
     found = [(outcome.experiment, outcome.run) for outcome in run_all(alone)]
     rows = [(e.batch // 32, e.lr, e.seed, first_at(run, 0.95)[0]) for e, run in found]
     return pd.DataFrame(rows, columns=["GPUs", "rate", "seed", "steps"]).astype({"steps": float})

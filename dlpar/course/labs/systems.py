@@ -37,10 +37,8 @@ def _pay_if_uneven(runs: dict[str, Run]) -> Shown:
 def unpublished() -> dict[str, Experiment]:
     """Simulate groups with different models that average without waiting. Then undo one choice."""
     groups = ps(groups=2, group_period=5, consistency="asp")
-    return {
-        "groups average, no waiting": learning(groups, SLOW),
-        "groups average, in step": learning(groups | {"consistency": "bsp"}, SLOW),
-    }
+    both = {"no waiting": groups, "in step": groups | {"consistency": "bsp"}}
+    return {f"groups average, {how}": learning(sync, SLOW) for how, sync in both.items()}
 
 
 def _free_groups_are_quicker(runs: dict[str, Run]) -> Shown:

@@ -39,11 +39,8 @@ def accumulation() -> dict[str, Experiment]:
 
 def accumulated_statistics() -> dict[str, Experiment]:
     """Train on 64 samples at once and 8 at a time, without and with batch normalisation."""
-    return {
-        f"{norm} norm, {64 // pieces} at a time": sharded_training(0, pieces).replace(model={"norm": norm})
-        for norm in ("none", "batch")
-        for pieces in (1, 8)
-    }
+    of = lambda norm, pieces: sharded_training(0, pieces).replace(model={"norm": norm})
+    return {f"{norm} norm, {64 // n} at a time": of(norm, n) for norm in ("none", "batch") for n in (1, 8)}
 
 
 def own_samples() -> dict[str, Experiment]:
