@@ -17,7 +17,7 @@ from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import rehearse
 from dlpar.lab import presets
 from dlpar.theory import contraction
-from dlpar.worlds.platforms import platform, platform_of
+from dlpar.worlds.platforms import platform
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,12 +125,13 @@ def test_platforms_of_labs_and_systems_can_be_read(file):
     assert file.stem in of_systems or file.read_text().startswith("# Lab ")
 
 
-def test_the_platform_of_lab_13_has_the_launches_and_the_peak_that_its_text_names():
-    runs = presets.launches()
-    launching, free = (platform_of(runs[f"8 samples, {name}"]) for name in ("launches cost", "free launches"))
-    assert launching.device.overhead == pytest.approx(presets.LAUNCHES * presets.LAUNCH)
-    peak, _ = presets.H100["bfloat16"]
-    assert launching.device.flops == free.device.flops == pytest.approx(0.41 * peak, rel=2e-3)
+def test_lab_13_s_recorded_runs_are_those_of_its_experiments():
+    from dlpar.course.labs.one_gpu_many import RECORDINGS, on_gpu
+
+    runs, experiments = presets.gpu_runs(), on_gpu()
+    assert {name: run.experiment for name, run in runs.items()} == experiments
+    assert all(run.status == "done" and set(run.ranks["device"]) == {"cuda:0"} for run in runs.values())
+    assert len(list(RECORDINGS.iterdir())) == len(experiments) and "H200" in presets.gpu_source()
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
 BESIDE = """
-CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LAUNCHES LINKS MEMORY MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS
-conflicts cores in_turn most_held parts_ms
+CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LINKS MEMORY MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS
+conflicts cores gpu_ms gpu_source in_turn most_held parts_ms
 """.split()
 """Names in the labs' modules that notebooks use besides presets."""
 
