@@ -15,10 +15,8 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
-BESIDE = """
-CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LINKS MEMORY MICRO_BATCHES OWN_CARDS RACK RECORDING SHARED_CARDS
-conflicts cores gpu_ms gpu_source in_turn most_held parts_ms
-""".split()
+BESIDE = """CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LINKS MEMORY MICRO_BATCHES OWN_CARDS RACK RECORDING
+SHARED_CARDS conflicts cores gpu_ms gpu_source in_turn most_held parts_ms""".split()
 """Names in the labs' modules that notebooks use besides presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
@@ -37,10 +35,8 @@ def _stated(preset: Callable[..., Any] | None) -> Callable[..., Any] | None:
     return preset and wraps(preset)(lambda *given, **named: on_cpu(preset(*given, **named)))
 
 
-TABLES: dict[str, tuple[Row, ...]] = {
-    number: tuple(row._replace(preset=_stated(row.preset), runs=_stated(row.runs)) for row in module.TABLE)
-    for number, module in _modules.items()
-}
+_row = lambda row: row._replace(preset=_stated(row.preset), runs=_stated(row.runs))
+TABLES: dict[str, tuple[Row, ...]] = {n: tuple(map(_row, module.TABLE)) for n, module in _modules.items()}
 """Rows of each lab, by its number."""
 
 

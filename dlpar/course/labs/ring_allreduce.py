@@ -38,12 +38,10 @@ def more_ranks() -> list[Collectives]:
 
     There are 2 to 8 paced ranks, 2 to 128 simulated ranks, and 512 simulated ranks with 4 kB.
     """
-    ring = {"names": ("ring",), "platform": CLUSTER}
-    return [
-        Collectives(**ring, ranks=(2, 4, 8), sizes=(4_000, 16_000_000), world="paced"),
-        Collectives(**ring, ranks=(2, 4, 8, 32, 128), sizes=(4_000, 16_000_000), world="simulated"),
-        Collectives(**ring, ranks=512, sizes=(4_000,), world="simulated"),
-    ]
+    ring = {"names": ("ring",), "platform": CLUSTER, "sizes": (4_000, 16_000_000)}
+    paced = Collectives(ring, ranks=(2, 4, 8), world="paced")
+    simulated = Collectives(ring, ranks=(2, 4, 8, 32, 128), world="simulated")
+    return [paced, simulated, Collectives(simulated, ranks=512, sizes=(4_000,))]
 
 
 def _latency_grows(times: list[list[CollectiveTime]]) -> Shown:
