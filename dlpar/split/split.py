@@ -126,8 +126,6 @@ class Split:
     speaks = True
     whole_on_all = False
     kept: tuple[str, ...] = ("replica",)
-    graphed: bool | None = None
-    """Whether CUDA graphs replay the passes.  Default: on a GPU, if ranks send no messages during the passes."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record, self.flops = task, task.comm, task.record, task.flops
@@ -135,12 +133,9 @@ class Split:
         self.loss: Tensor | float | None = None
         self.samples = 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
-        e, on_gpu = task.experiment, self.comm.device.type == "cuda"
-        if self.graphed is None:
-            alone = type(self) is Split and self.microbatches == 1 and e.model.norm != "sync_batch"
-            self.graphed = alone and on_gpu and e.cluster.graphs
-        self._graphs: PassGraphs | None = None
-        self._eager = 0  # steps without graphs
+        has_no_messages = type(self) is Split and task.experiment.model.norm != "sync_batch"
+        wanted = self.microbatches == 1 and task.experiment.cluster.graphs
+        self.graphs = PassGraphs(self) if has_no_messages and wanted else None
 
     def cut(self, model: nn.Sequential) -> nn.Module:
         """Return this rank's part of the model, on its device. Collective over the ranks of the replica."""
@@ -160,9 +155,8 @@ class Split:
         #
         # Here micro-batches accumulate, and a world may charge for the passes instead of timing them.
         task, replica = self.task, self.replica
-        if self.graphed and replica.collects and self._replayed(step):
+        if self.graphs and replica.collects and self.graphs.replay(step):
             return
-        self._eager += 1
         pieces = task.microbatches(step, self.microbatches)
         losses, counts = [], [len(y) for _, y in pieces]
         replica.begin()
@@ -176,21 +170,6 @@ class Split:
                 losses.append(loss.detach())
         replica.collect()
         self._report(mean(losses, counts), sum(counts))
-
-    def _replayed(self, step: int) -> bool:
-        """Replay the passes from graphs, if there are as many samples as in the graphs."""
-        indices = self.task.sampler.indices(step, self.task.place.replica)
-        if self._graphs is None and self._eager >= WATCHED:
-            self._graphs = PassGraphs(self, indices)
-        if self._graphs is None or len(indices) != len(self._graphs.indices):
-            return False
-        with self._pass("forward"):
-            self._graphs.indices.copy_(indices)
-            self._graphs.forward.replay()
-        with self._pass("backward"):
-            self._graphs.backward.replay()
-        self._report(self._graphs.loss, len(indices))
-        return True
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the mean loss of a micro-batch."""
@@ -254,28 +233,45 @@ class PassGraphs:
     """CUDA graphs of the forward and the backward pass of a replica: one launch replays all kernels of a pass.
 
     The host's launches take longer than the kernels of a small model.  All tensors stay in place, so the loss of
-    a step is overwritten by the next.  Source: torch's documentation, "CUDA Graphs".
-
-    Parameters
-    ----------
-    split : Split
-        The replica. It has computed some steps without graphs.
-    indices : Tensor, int64, shape (samples,)
-        Samples of a step, on the replica's device.
+    a step is overwritten by the next.  Source: NVIDIA, CUDA C++ Programming Guide, section CUDA Graphs.
     """
 
-    def __init__(self, split: Split, indices: Tensor) -> None:
-        task, replica = split.task, split.replica
-        self.indices = indices.clone()
+    def __init__(self, split: Split) -> None:
+        self.split, self.steps = split, 0
+
+    def replay(self, step: int) -> bool:
+        """Replay the passes of a step.
+
+        Return False for the first steps, and for a step with another number of samples than the graphs.
+        """
+        split, task = self.split, self.split.task
+        samples = task.sampler.indices(step, task.place.replica)
+        if self.steps == WATCHED:
+            self.capture(samples)
+        self.steps += 1
+        if self.steps <= WATCHED or len(samples) != len(self.samples):
+            return False
+        with split._pass("forward"):
+            self.samples.copy_(samples)
+            self.forward.replay()
+        with split._pass("backward"):
+            self.backward.replay()
+        split._report(self.loss, len(samples))
+        return True
+
+    def capture(self, samples: Tensor) -> None:
+        """Write down the kernels of both passes, without computing them."""
+        split, task, replica = self.split, self.split.task, self.split.replica
+        self.samples = samples.clone()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # A thread of NCCL makes calls of its own meanwhile, which a capture must not forbid.
-        capture = partial(torch.cuda.graph, capture_error_mode="thread_local")
+        kernels = partial(torch.cuda.graph, capture_error_mode="thread_local")
         replica.begin()
         with task.casts_kept():
-            with capture(self.forward):
-                loss = split._loss(*task.dataset.batch(self.indices))
-            with capture(self.backward, pool=self.forward.pool()):
-                propagate(loss, task.share(len(indices)))
+            with kernels(self.forward):
+                loss = split._loss(*task.dataset.batch(self.samples))
+            with kernels(self.backward, pool=self.forward.pool()):
+                propagate(loss, task.share(len(samples)))
                 replica.collect()
         self.loss = loss.detach()
 

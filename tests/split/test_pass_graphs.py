@@ -9,7 +9,6 @@ from torch.utils._pytree import tree_leaves
 from trained_ranks import trained
 
 from dlpar.replica import Replica
-from dlpar.split.split import Split
 
 
 class Graph:
@@ -56,9 +55,8 @@ class Capture(TorchDispatchMode):
 def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
-    monkeypatch.setattr(Replica, "collects", True)
     monkeypatch.setattr(Graph, "replays", 0)
-    return monkeypatch
+    return lambda: monkeypatch.setattr(Replica, "collects", True)  # as on a GPU
 
 
 CASES = {
@@ -78,7 +76,7 @@ CASES = {
 def test_replayed_passes_give_the_losses_and_weights_of_passes_that_are_launched(graphs, fields):
     given = {"workers": 2, "steps": 8, "batch": 12, "evaluate_every": 4, **fields}
     right = trained(**given)
-    graphs.setattr(Split, "graphed", True)
+    graphs()
     found = trained(**given)
     assert Graph.replays == 2 * 2 * 5  # of two workers both passes of five steps
     assert (found.losses == right.losses).all() and torch.equal(found.weights, right.weights)
@@ -87,12 +85,12 @@ def test_replayed_passes_give_the_losses_and_weights_of_passes_that_are_launched
 def test_steps_of_another_size_are_launched(graphs):
     given = {"workers": 2, "steps": 20, "batch": 12, "sync": {"scheme": "mapreduce", "fraction": 0.5}}
     right = trained(**given)
-    graphs.setattr(Split, "graphed", True)
+    graphs()
     assert (trained(**given).losses == right.losses).all()
     assert 0 < Graph.replays < 2 * 2 * 17
 
 
 def test_an_overlapped_backward_pass_is_launched_so_that_buckets_leave_during_it(graphs):
-    graphs.setattr(Split, "graphed", True)
+    graphs()
     trained(workers=2, steps=6, batch=12, sync={"overlap": True})
     assert Graph.replays == 0

@@ -47,31 +47,28 @@ def products() -> dict[tuple[int, str], float]:
 
 def on_gpu() -> dict[str, Experiment]:
     """Train on one GPU: small networks with and without graphs, a wide one in three precisions, and two ranks."""
-    alone = Experiment(
-        workers=1, steps=40, lr=0.01, evaluate_every=1000, scaling="weak", cluster={"device": "cuda"}
-    )
-    small = {
-        f"{depth + 1} layers, {batch:,} samples, {how}": alone.replace(
-            batch=batch, model={"depth": depth, "width": width}, cluster={"graphs": how == "a graph"}
-        )
-        for depth, width, batches in ((2, 256, (8, 1024, 131_072)), (20, 64, (8,)))
-        for batch in batches
-        for how in ("launches", "a graph")
+    usual = {
+        "steps": 40,
+        "lr": 0.01,
+        "evaluate_every": 1000,
+        "scaling": "weak",
+        "cluster": {"device": "cuda"},
     }
-    wide = {
-        f"4,096 wide, {precision}": alone.replace(
-            batch=4096, model={"width": 4096, "depth": 3}, precision=precision
+    alone, experiments = Experiment(workers=1, **usual), {}
+    for depth, width, batch in ((2, 256, 8), (2, 256, 1024), (2, 256, 131_072), (20, 64, 8)):
+        small = alone.replace(batch=batch, model={"depth": depth, "width": width})
+        experiments[f"{depth + 1} layers, {batch:,} samples, launches"] = small.replace(
+            cluster={"graphs": False}
         )
-        for precision in ("full", "tf32", "bf16")
-    }
-    shared = {
-        f"{batch:,} samples a rank, {ranks} rank{'s' * (ranks > 1)}": alone.replace(
-            batch=batch, workers=ranks, model={"width": 1024}, precision="bf16"
-        )
-        for batch in (32, 8192)
-        for ranks in (1, 2)
-    }
-    return {**small, **wide, **shared}
+        experiments[f"{depth + 1} layers, {batch:,} samples, a graph"] = small
+    for precision in ("full", "tf32", "bf16"):
+        wide = alone.replace(batch=4096, model={"width": 4096, "depth": 3})
+        experiments[f"4,096 wide, {precision}"] = wide.replace(precision=precision)
+    for batch in (32, 8192):
+        one = alone.replace(batch=batch, model={"width": 1024}, precision="bf16")
+        experiments[f"{batch:,} samples a rank, 1 rank"] = one
+        experiments[f"{batch:,} samples a rank, 2 ranks"] = one.replace(workers=2)
+    return experiments
 
 
 def gpu_runs() -> dict[str, Run]:
