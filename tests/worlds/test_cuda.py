@@ -1,7 +1,8 @@
 """Everything on a GPU, for whoever has one: ``pytest tests/worlds/test_cuda.py``.
 
 The same code runs on the CPU and on the GPU, so the one must give what the other does.  Ranks that
-share a GPU are staged through MPI; one rank by itself has NCCL, and two where there are two GPUs.
+share a GPU exchange long messages within its memory, and stage others; one rank by itself has NCCL, and two
+where there are two GPUs.
 """
 
 from __future__ import annotations
