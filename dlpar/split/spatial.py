@@ -15,8 +15,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dlpar.collectives import ALLREDUCE
 from dlpar.comm import wait_all
 from dlpar.split.mesh import Mesh, shares
 from dlpar.split.split import LayerwiseSplit, Task, backward, moved, narrowed
@@ -71,20 +70,16 @@ class SpatialSplit(LayerwiseSplit):
     def reduce(self) -> None:
         """Sum the gradients of weights over the pieces of images. Tiles have separate weights."""
         if not self.tiled:
-            kind = "library" if self.comm.world.native else "ring"
-            ALLREDUCE[kind](self.mesh.comm, self.of_pieces)
+            TensorGroup(self.mesh.comm).allreduce(self.mesh.comm, self.of_pieces)
 
     def whole(self) -> nn.Module | None:
         if not self.tiled:
             return self.task.model if self.speaks else None
-        own = nn.utils.parameters_to_vector(self.replica.model.parameters()).detach().cpu()
-        everyones = self.mesh.comm.gather(own)
-        if everyones is None:
-            return None
-        tiles = [copy.deepcopy(self.task.model) for _ in everyones]
-        for tile, weights in zip(tiles, everyones):
-            nn.utils.vector_to_parameters(weights, tile.parameters())
-        return Tiled(tiles, self.mesh.sizes)
+        own = copy.deepcopy(self.task.model).cpu()
+        for weight, present in zip(own.parameters(), self.replica.model.parameters(), strict=True):
+            weight.data.copy_(present.detach())
+        tiles = self.mesh.comm.gather(own)
+        return None if tiles is None else Tiled(tiles, self.mesh.sizes).to(self.comm.device)
 
 
 class Tiled(nn.Module):
@@ -244,8 +239,7 @@ class Windowed(nn.Module):
         columns = Cut(horizontal, width, mesh.sizes["columns"], mesh.at["columns"])
         self.height, self.width = vertical.outputs(height), horizontal.outputs(width)
         self.owned, self.outputs = (rows.owned, columns.owned), (rows.outputs, columns.outputs)
-        self.comm, self.halo = mesh.comm, Halo(mesh, rows, columns)
-        self._exchanging = partial(pause, "halo") if self.halo.exchanges else nullcontext
+        self.comm, self.halo = mesh.comm, Halo(mesh, rows, columns, pause)
         self.interior, self.border = _blocks(self.outputs, (rows.inner, columns.inner))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -257,11 +251,8 @@ class Windowed(nn.Module):
         """Compute this rank's outputs. The halo travels while the interior is computed."""
         self._inputs = self.halo.inputs(x, self._padding)
         self._made: dict[Region, tuple[Tensor, Tensor]] = {}  # inputs and outputs of each block
-        with self._exchanging():
-            arrive = self.halo.fetch(x, self._inputs)
-        self._make(self.interior)
-        with self._exchanging():
-            arrive()
+        with self.halo.fetch(x, self._inputs):
+            self._make(self.interior)
         self._make(self.border)
         return self._together()
 
@@ -277,11 +268,8 @@ class Windowed(nn.Module):
         of_inputs = torch.zeros_like(self._inputs)
         of_own = of_inputs.new_zeros((*of_inputs.shape[:2], *map(len, self.owned)))
         self._derive(self.border, gradient, of_inputs)
-        with self._exchanging():
-            arrive = self.halo.give_back(of_inputs, of_own)
-        self._derive(self.interior, gradient, of_inputs)
-        with self._exchanging():
-            arrive()
+        with self.halo.give_back(of_inputs, of_own):
+            self._derive(self.interior, gradient, of_inputs)
         self.halo.take_back(of_own, of_inputs)
         return of_own
 
@@ -378,8 +366,8 @@ HALO = 1
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
 
-Arrive = Callable[[], None]
-"""Call that waits for other ranks' data, and stores them."""
+Places = dict[int, tuple]
+"""Index of each neighbour's halo, by the neighbour's rank."""
 
 
 class Halo:
@@ -391,17 +379,18 @@ class Halo:
         The ranks that hold the image, with the axes ``rows`` and ``columns``.
     rows, columns : Cut
         How height and width are cut, seen from this rank.
+    pause : callable
+        Returns the context in which a pass stops for messages. It is called with ``halo`` if this rank has
+        anything to send or to receive.
 
     Attributes
     ----------
     owned, reads : Region
         This rank's piece, and the inputs of its outputs.  The inputs may reach beyond the image, into
         padding.
-    exchanges : bool
-        Whether this rank has anything to send or to receive.
     """
 
-    def __init__(self, mesh: Mesh, rows: Cut, columns: Cut) -> None:
+    def __init__(self, mesh: Mesh, rows: Cut, columns: Cut, pause: Pause) -> None:
         self.comm = mesh.comm
         self.owned, self.reads = (rows.owned, columns.owned), (rows.reads, columns.reads)
         at = lambda down, right: mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right)
@@ -409,10 +398,11 @@ class Halo:
         around = {at(*step): step for step in steps}
         take = {rank: (rows.take[down], columns.take[right]) for rank, (down, right) in around.items()}
         give = {rank: (rows.give[down], columns.give[right]) for rank, (down, right) in around.items()}
-        self._take = {rank: region for rank, region in take.items() if all(region)}
-        self._give = {rank: region for rank, region in give.items() if all(region)}
+        # Where halos are in this rank's inputs, and the neighbours' halos in its piece.
+        self._take = {rank: index(region, self.reads) for rank, region in take.items() if all(region)}
+        self._give = {rank: index(region, self.owned) for rank, region in give.items() if all(region)}
         self._both = tuple(common(*axis) for axis in zip(self.owned, self.reads))
-        self.exchanges = bool(self._take or self._give)
+        self._pause = partial(pause, "halo") if self._take or self._give else nullcontext
 
     def inputs(self, own: Tensor, padding: float) -> Tensor:
         """Return the inputs of this rank's outputs before the halo has arrived.
@@ -430,40 +420,39 @@ class Halo:
         inputs[index(self._both, self.reads)] = own[index(self._both, self.owned)]
         return inputs
 
-    def fetch(self, own: Tensor, inputs: Tensor) -> Arrive:
+    def fetch(self, own: Tensor, inputs: Tensor) -> AbstractContextManager:
         """Start exchanging halos.
 
-        Return a call that waits for this rank's halo and writes it to `inputs`.
+        Return a context that at its end waits for this rank's halo and writes it to `inputs`.
         """
-        given = {rank: own[index(region, self.owned)] for rank, region in self._give.items()}
-        taken = {rank: inputs[index(region, self.reads)] for rank, region in self._take.items()}
-        return self._exchange(given, taken, Tensor.copy_)
+        return self._exchange(own, self._give, inputs, self._take, Tensor.copy_)
 
-    def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Arrive:
+    def give_back(self, of_inputs: Tensor, of_own: Tensor) -> AbstractContextManager:
         """Start sending the halo's gradient to its owners, the reverse of :meth:`fetch`.
 
-        The returned call waits for the neighbours' gradients, and adds them to `of_own`.
+        The returned context at its end waits for the neighbours' gradients, and adds them to `of_own`.
         """
-        given = {rank: of_inputs[index(region, self.reads)] for rank, region in self._take.items()}
-        taken = {rank: of_own[index(region, self.owned)] for rank, region in self._give.items()}
-        return self._exchange(given, taken, Tensor.add_)
+        return self._exchange(of_inputs, self._take, of_own, self._give, Tensor.add_)
 
     def take_back(self, of_own: Tensor, of_inputs: Tensor) -> None:
         """Add the gradient of inputs inside this rank's piece to the piece's gradient."""
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
-    def _exchange(self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable) -> Arrive:
-        # Receives first: an expected message need not be buffered.
-        came = {rank: self.comm.empty(into.shape, into.dtype) for rank, into in taken.items()}
-        requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in came.items()]
-        requests += [self.comm.isend(piece.contiguous(), rank, HALO) for rank, piece in given.items()]
-
-        def arrive() -> None:
+    @contextmanager
+    def _exchange(
+        self, source: Tensor, give: Places, target: Tensor, take: Places, put: Callable
+    ) -> Iterator[None]:
+        """Send places of `source` and receive those of `target`, while the context's body computes."""
+        with self._pause():
+            # Receives first: an expected message need not be buffered.
+            came = [(target[at], self.comm.empty(target[at].shape, target.dtype)) for at in take.values()]
+            requests = [self.comm.irecv(piece, rank, HALO) for rank, (_, piece) in zip(take, came)]
+            requests += [self.comm.isend(source[at].contiguous(), rank, HALO) for rank, at in give.items()]
+        yield
+        with self._pause():
             wait_all(requests)
-            for rank, piece in came.items():
-                put(taken[rank], piece)
-
-        return arrive
+            for into, piece in came:
+                put(into, piece)
 
 
 def index(place: Sequence[range], within: Sequence[range]) -> tuple:
@@ -518,9 +507,8 @@ def _fits(window: Window, size: int, pieces: int) -> bool:
         return False
     owned, outputs = shares(size, pieces), shares(window.outputs(size), pieces)
     needed = [common(range(size), window.reads(own)) for own in outputs]
-    beside = zip([owned[0], *owned], [*owned[1:], owned[-1]])
-    reach = [range(before.start, after.stop) for before, after in beside]
-    return all(common(need, near) == need for need, near in zip(needed, reach))
+    beside = zip(needed, [owned[0], *owned], [*owned[1:], owned[-1]])
+    return all(common(need, range(before.start, after.stop)) == need for need, before, after in beside)
 
 
 class Cut:
