@@ -6,6 +6,7 @@ Outputs go forward, and nothing comes back.  So a block is never idle after its 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -81,14 +82,8 @@ class StackingSplit(Split):
 
     def whole(self) -> nn.Module | None:
         wait_all(self.sending)  # no message is left behind at the end
-        weights = {name: tensor.detach().cpu() for name, tensor in self.replica.model.state_dict().items()}
-        everyones = self.group.gather(weights)
-        if everyones is None:
-            return None
-        blocks = [block_of(number, self.task) for number in range(self.blocks)]
-        for block, own in zip(blocks, everyones):
-            block.load_state_dict(own)
-        return Stack(blocks, self.task.dataset.task).to(self.comm.device)
+        blocks = self.group.gather(copy.deepcopy(self.replica.model).cpu())
+        return None if blocks is None else Stack(blocks, self.task.dataset.task).to(self.comm.device)
 
 
 def _seen_by(number: int, dataset: Dataset) -> Dataset:
