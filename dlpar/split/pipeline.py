@@ -48,7 +48,7 @@ class PipelineSplit(Split):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         stage, split, steps = self.stage, task.experiment.split, task.experiment.steps
-        self.speaks, self.chunks, self.pp_group = stage.speaks, stage.chunks, stage.pp_group
+        self.speaks, self.chunks = stage.mp_group.rank == stage.speaker, stage.chunks
         self.traits, self.stash = split.traits, None
         micros = self.microbatches if self.traits.has_flush else steps
         actions = SCHEDULES[split.schedule](stage.number, stage.stages, micros, len(self.chunks))
@@ -155,7 +155,7 @@ class PipelineSplit(Split):
         shape = (len(self._samples(action)[1]), *boundary)
         room = self.comm.empty(shape, self.task.activation_dtype)
         source = (self.stage.number - DIRECTION[action.kind]) % self.stage.stages
-        self._coming[action] = self.pp_group.irecv(room, source, self._tag(action)), room
+        self._coming[action] = self.stage.pp_group.irecv(room, source, self._tag(action)), room
 
     def _came(self, action: Action) -> Tensor:
         """Wait for the message that an action needs."""
@@ -173,7 +173,7 @@ class PipelineSplit(Split):
         message = result.detach().expand(shape).to(self.task.activation_dtype)
         # The last stage sends to the first, which holds the next chunk.
         tag = self._tag(action._replace(chunk=action.chunk + number // stages))
-        self._sending.append(self.pp_group.isend(message, number % stages, tag))
+        self._sending.append(self.stage.pp_group.isend(message, number % stages, tag))
 
     def _tag(self, action: Action) -> int:
         """Return the tag of an action's message, at least 1.
@@ -266,7 +266,6 @@ class Stage:
         self.chunks = [Chunk(self, part, own, later) for part, own in zip(self._of(self.number), held)]
         self._tied = self._find_tied(reduce(add, whole))
         self.speaker = (self.stages - 1) * mesh.sizes.get("tensor", 1)
-        self.speaks = self.mp_group.rank == self.speaker
 
     def _of(self, stage: int) -> range:
         """List the numbers of the parts that a stage holds."""

@@ -263,7 +263,7 @@ def two_jobs(
         FLOPs of a gradient.
     """
     n, slices = len(weights), weights.tensor_split(workers)
-    graph = [Task(f"weights 0 {k}", partial(_given, own), len(own)) for k, own in enumerate(slices)]
+    graph = [Task(f"weights 0 {k}", own.clone, len(own)) for k, own in enumerate(slices)]
     for step in range(steps):
         held = tuple(From(f"weights {step} {k}") for k in range(workers))
         for worker in range(workers):
@@ -285,10 +285,6 @@ def _update(lr: float, weights: Tensor, *gradients: Tensor) -> Tensor:
     return weights - lr * sum(gradients)
 
 
-def _given(weights: Tensor) -> Tensor:
-    return weights
-
-
 def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Task]:
     """Return Spark's textFile, map, groupByKey and join as a task graph.
 
@@ -307,12 +303,12 @@ def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Ta
     numbers = torch.arange(n, dtype=torch.float64)
     for number, line in enumerate(lines):
         text = torch.tensor([float(words.index(word)) for word in line.split()], dtype=torch.float64)
-        graph.append(Task(f"textFile {number}", partial(_given, text), len(text)))
+        graph.append(Task(f"textFile {number}", text.clone, len(text)))
         graph.append(Task(f"map {number}", partial(_counts, n), n, (From(f"textFile {number}"),)))
     for key, table in enumerate(numbers.tensor_split(keys)):
         shuffled = tuple(From(f"map {number}", key, keys) for number in range(len(lines)))
         graph.append(Task(f"groupByKey {key}", lambda *counts: sum(counts), len(table), shuffled))
-        graph.append(Task(f"table {key}", partial(_given, table), len(table)))
+        graph.append(Task(f"table {key}", table.clone, len(table)))
         both = From(f"groupByKey {key}"), From(f"table {key}")
         graph.append(Task(f"join {key}", torch.mul, len(table), both))
     return graph
