@@ -120,11 +120,10 @@ class ZeroSplit(LayerwiseSplit):
         moved(task.model, task.comm.device)
         parts = units(task.model, task.batch(0)[0][:1])
         self.layers, self.costs = [task.model[part.layers] for part in parts], [part.flops for part in parts]
-        self.sharded: list[Sharded] = []
+        users = by_users(self.layers)
+        self.sharded = [Sharded(parameters, task) for parameters in users.values()]
         self.begins, self.ends = defaultdict(list), defaultdict(list)  # keyed by the number of a layer
-        for (first, last), parameters in by_users(self.layers).items():
-            sharded = Sharded(parameters, task)
-            self.sharded.append(sharded)
+        for (first, last), sharded in zip(users, self.sharded):
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
         super().__init__(task)
