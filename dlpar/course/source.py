@@ -9,12 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-_LAYOUT = """
-.dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
-.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; }
-.dlpar-source pre { color: var(--jp-content-font-color1, #222); background: none; }
-.dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
-"""
+_LAYOUT = (Path(__file__).parent / "source.css").read_text()
 
 ROOT = Path(__file__).parents[2]
 """Folder that contains the package."""

@@ -46,7 +46,7 @@ def test_every_public_function_of_a_lab_that_returns_experiments_has_a_row():
             for name, each in module.items()
             if callable(each) and getattr(each, "__module__", "") == module["__name__"] and name[0] != "_"
         }
-        of_gpu = {"on_gpu", "gpu_source", "gpu_ms"}  # run, named and timed by gpu_runs, which has a row
+        of_gpu = {"on_gpu", "gpu_source"}  # run and named by gpu_runs, which has a row
         assert own - tried <= {"conflicts", "in_turn", "sizes_only", "parts_ms", *of_gpu}, lab
 
 

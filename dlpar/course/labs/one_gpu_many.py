@@ -61,33 +61,25 @@ def on_gpu() -> dict[str, Experiment]:
             cluster={"graphs": False}
         )
         experiments[f"{depth + 1} layers, {batch:,} samples, a graph"] = small
-    for precision in ("full", "tf32", "bf16"):
-        wide = alone.replace(batch=4096, model={"width": 4096, "depth": 3})
-        experiments[f"4,096 wide, {precision}"] = wide.replace(precision=precision)
-    for batch in (32, 8192):
-        one = alone.replace(batch=batch, model={"width": 1024}, precision="bf16")
-        experiments[f"{batch:,} samples a rank, 1 rank"] = one
-        experiments[f"{batch:,} samples a rank, 2 ranks"] = one.replace(workers=2)
+    wide = alone.replace(batch=4096, model={"width": 4096, "depth": 3})
+    one = alone.replace(model={"width": 1024}, precision="bf16")
+    two = one.replace(workers=2)
+    experiments |= {f"4,096 wide, {kind}": wide.replace(precision=kind) for kind in ("full", "tf32", "bf16")}
+    experiments |= {f"{n:,} samples a rank, 1 rank": one.replace(batch=n) for n in (32, 8192)}
+    experiments |= {f"{n:,} samples a rank, 2 ranks": two.replace(batch=n) for n in (32, 8192)}
     return experiments
 
 
 def gpu_runs() -> dict[str, Run]:
     """Run `on_gpu` on this machine's GPU. Without a GPU, return the recorded runs."""
-    experiments = on_gpu()
     if gpus():
-        return {name: launch(each).wait() for name, each in experiments.items()}
-    folder = lambda name: re.sub(r"[^a-z0-9]+", "-", name.lower())
-    return {name: Run(RECORDINGS / folder(name)) for name in experiments}
+        return {name: launch(each).wait() for name, each in on_gpu().items()}
+    return {name: Run(RECORDINGS / re.sub(r"[^a-z0-9]+", "-", name.lower())) for name in on_gpu()}
 
 
 def gpu_source() -> str:
     """Return the source of `gpu_runs` in words."""
     return f"measured on an {gpus()[0].name}" if gpus() else "recorded on an NVIDIA H200"
-
-
-def gpu_ms(run: Run) -> float:
-    """Return the median ms of a step's passes and update on a GPU, idle time between kernels included."""
-    return 1e3 * float(run.steps["compute"].median())
 
 
 TABLE = (
@@ -97,8 +89,9 @@ TABLE = (
     Row(additions, "An operation on a hundred numbers takes about as long as on one",
         lambda us: (us[100] < 2 * us[1], f"µs: {us[1]:.1f} for one, {us[100]:.1f} for a hundred")),
     Row(gpu_runs, '"A GPU is always busy"',
-        measured(gpu_ms, lambda few, replayed, many, *others: many < 2 * few and replayed < few / 2,
-                 "8 samples take {0:.2f} ms, by a graph {1:.2f} ms, and 1,024 samples {2:.2f} ms")),
+        measured(lambda run: run.steps["compute"].median(),
+                 lambda few, replayed, many, *others: many < 2 * few and replayed < few / 2,
+                 "seconds: 8 samples {0:.2g}, by a graph {1:.2g}, 1,024 samples {2:.2g}")),
     Row(products, "A larger product computes more FLOP/s",
         lambda us: (us[512, "float32"] < 16**3 * us[32, "float32"],
                     f"µs in float32: {us[32, 'float32']:.1f} for n = 32, {us[512, 'float32']:.0f} for 512")),
