@@ -6,7 +6,6 @@ Outputs go forward, and nothing comes back.  So a block is never idle after its 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -82,7 +81,9 @@ class StackingSplit(Split):
 
     def whole(self) -> nn.Module | None:
         wait_all(self.sending)  # no message is left behind at the end
-        blocks = self.group.gather(copy.deepcopy(self.replica.model).cpu())
+        own = block_of(self.number, self.task)  # on the CPU, and not within the flat vectors
+        own.load_state_dict(self.replica.model.state_dict())
+        blocks = self.group.gather(own)
         return None if blocks is None else Stack(blocks, self.task.dataset.task).to(self.comm.device)
 
 
