@@ -191,13 +191,15 @@ def _keep(keeper: Keeper, until: Callable[[], bool]) -> None:
     while not until():
         server = multiprocessing.get_context("fork").Process(target=_served, args=(keeper, os.getpid()))
         server.start()
-        while server.is_alive() and not until():
-            server.join(0.1)
-        if not until():
-            print(f"dlpar slots: the keeper ended ({server.exitcode}); it starts again", file=sys.stderr)
-            server.join(1.0)
-        server.kill()
-        server.join()
+        try:
+            while server.is_alive() and not until():
+                server.join(0.1)
+            if not until():
+                print(f"dlpar slots: the keeper ended ({server.exitcode}); it starts again", file=sys.stderr)
+                server.join(1.0)
+        finally:  # a second signal interrupts, and multiprocessing would wait for the server
+            server.kill()
+            server.join()
 
 
 def _served(keeper: Keeper, parent: int) -> None:

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from dlpar.config.paths import read_plain
 
@@ -25,7 +25,8 @@ class NoMPI(RuntimeError):
     """Error: mpiexec is missing or unusable. The message says what to do."""
 
 
-class Starter(NamedTuple):
+@dataclass(frozen=True)
+class Starter:
     """Program that starts ranks, and its dialect of flags.
 
     Attributes

@@ -23,7 +23,7 @@ from dlpar import Experiment
 from dlpar.cli import classroom
 from dlpar.jobs import slots
 from dlpar.jobs.launch import JobFailed
-from dlpar.jobs.processes import descendants, kill
+from dlpar.jobs.processes import descendants, kill, wait_gone
 from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, is_kept
 from dlpar.jobs.unix_sockets import listen
 
@@ -377,3 +377,21 @@ def test_the_command_gives_out_slots_pauses_and_tells(tmp_path):
         assert keeper.wait(5) == 128 + signal.SIGTERM
     said = subprocess.run([*command, "--look"], capture_output=True, text=True, timeout=20)
     assert said.returncode == 1 and "no keeper runs at" in said.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [0.0, 0.01])
+def test_a_second_signal_leaves_no_keeper(tmp_path, apart):
+    """A hub ends its services, and the kernel ends them with the hub: both at once."""
+    command = [sys.executable, "-m", "dlpar.cli", "slots", f"--socket={tmp_path / 'slots'}", "--ranks=2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as keeper:
+        keeper.stdout.readline()
+        eventually(lambda: descendants(keeper.pid), 5, "the server is there")
+        server = descendants(keeper.pid)
+        keeper.terminate()
+        time.sleep(apart)
+        keeper.terminate()
+        try:
+            assert keeper.wait(5) != 0 and wait_gone(server, 2) == []
+        finally:
+            kill([keeper.pid, *server])
