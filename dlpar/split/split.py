@@ -133,9 +133,9 @@ class Split:
         self.loss: Tensor | float | None = None
         self.samples = 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
-        has_no_messages = type(self) is Split and task.experiment.model.norm != "sync_batch"
-        wanted = self.microbatches == 1 and task.experiment.cluster.graphs
-        self.graphs = PassGraphs(self) if has_no_messages and wanted else None
+        e, is_alone = task.experiment, type(self) is Split and task.experiment.model.norm != "sync_batch"
+        is_static = self.microbatches == 1 and getattr(e.sync, "fraction", 1.0) == 1.0
+        self.graphs = PassGraphs(self) if is_alone and is_static and e.cluster.graphs else None
 
     def cut(self, model: nn.Sequential) -> nn.Module:
         """Return this rank's part of the model, on its device. Collective over the ranks of the replica."""
@@ -240,16 +240,13 @@ class PassGraphs:
         self.split, self.steps = split, 0
 
     def replay(self, step: int) -> bool:
-        """Replay the passes of a step.
-
-        Return False for the first steps, and for a step with another number of samples than the graphs.
-        """
+        """Replay the passes of a step. Return False for the first steps."""
         split, task = self.split, self.split.task
         samples = task.sampler.indices(step, task.place.replica)
         if self.steps == WATCHED:
             self.capture(samples)
         self.steps += 1
-        if self.steps <= WATCHED or len(samples) != len(self.samples):
+        if self.steps <= WATCHED:
             return False
         with split._pass("forward"):
             self.samples.copy_(samples)

@@ -12,8 +12,8 @@ from mpi4py import MPI
 from dlpar.comm.base import Comm
 from dlpar.config.experiment import Cluster, Experiment
 from dlpar.worlds import mpi
+from dlpar.worlds.cuda_ipc import CudaIPC
 from dlpar.worlds.devices import trial
-from dlpar.worlds.mailbox import Mailbox
 from dlpar.worlds.mpi import MPIComm, meet
 from dlpar.worlds.paced.comm import of_experiment
 
@@ -63,9 +63,9 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
     if len(names) > len(set(names)):
         from dlpar.worlds.nccl import DeviceTraffic
 
-        mailbox = Mailbox(world, device, names)
-        if mailbox.works() and mailbox.neighbours:
-            comm.mailbox, comm.traffic = mailbox, DeviceTraffic(comm.now, device)
+        ipc = CudaIPC(world, device, names)
+        if ipc.works() and ipc.neighbours:
+            comm.ipc, comm.traffic = ipc, DeviceTraffic(comm.now, device)
             mpi.LONGEST = mpi.BETWEEN_HOSTS  # ranks take turns on the GPU, and a turn is short
     return comm
 
@@ -77,7 +77,7 @@ def places(
 
     With ``device="auto"`` tensors are on GPUs if each rank has a GPU of its own, and NCCL carries them.  With
     ``device="cuda"`` ranks may share a GPU. NCCL refuses such ranks, so MPI carries their tensors: long ones
-    stay on the GPU (:mod:`dlpar.worlds.mailbox`), others are staged through pinned host memory.
+    stay on the GPU (:mod:`dlpar.worlds.cuda_ipc`), others are staged through pinned host memory.
 
     Parameters
     ----------

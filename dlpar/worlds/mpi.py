@@ -25,7 +25,7 @@ from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, T, Traffic,
 from dlpar.worlds.progress import ProgressThread
 
 NOTE = 1024
-"""Length in bytes of a note about device memory. See :mod:`dlpar.worlds.mailbox`."""
+"""Length in bytes of a note about device memory. See :mod:`dlpar.worlds.cuda_ipc`."""
 
 PIECE = 1 << 30
 """Bytes above which a message is described to MPI in pieces, because MPI-3 counts are 32-bit."""
@@ -108,8 +108,8 @@ class MPIComm(Comm):
         ``time.monotonic()`` of second 0. By default, all ranks agree on a moment.
     """
 
-    mailbox: Any = None
-    """The :class:`~dlpar.worlds.mailbox.Mailbox` of a rank that shares its GPU."""
+    ipc: Any = None
+    """The :class:`~dlpar.worlds.cuda_ipc.CudaIPC` of a rank that shares its GPU."""
 
     def __init__(
         self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None
@@ -151,7 +151,7 @@ class MPIComm(Comm):
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
-        note = self.mailbox.lend(tensor, self.among_all[dest]) if self.mailbox else None
+        note = self.ipc.lend(tensor, self.among_all[dest]) if self.ipc else None
         wire = staged(tensor) if note is None else note
         return _Under(self, self.mpi.Isend(whole(wire), dest, tag), wire)
 
@@ -183,7 +183,7 @@ class MPIComm(Comm):
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
         """Return this rank on another MPI communicator."""
         part = MPIComm(mpi, self.device, self.zero)
-        part.traffic, part.world, part.mailbox = self.traffic, self.world, self.mailbox
+        part.traffic, part.world, part.ipc = self.traffic, self.world, self.ipc
         self.world.groups.append(mpi)
         return part
 
@@ -308,16 +308,14 @@ class _Under:
 
     def _landed(self, source: int, tag: int, nbytes: int) -> int:
         """Copy a complete message to its tensor, from the host or from another rank's device memory."""
-        into, mailbox = self._into, self._comm.mailbox
-
-        def fill(payload: torch.Tensor, nbytes: int) -> None:
-            if nbytes > into.nbytes:
-                raise too_long(into.nbytes, source, tag, nbytes, self._comm.rank)
-            base.fill(into, payload, nbytes)
-
-        wait = self._comm.traffic.queued
-        lent = mailbox.fetch(self._wire, fill, wait) if mailbox and nbytes == NOTE else None
-        return landed(self._wire, into, nbytes) if lent is None else lent
+        comm, into, lent = self._comm, self._into, None
+        if comm.ipc and nbytes == NOTE:
+            lent = comm.ipc.fetch(self._wire, into, comm.traffic.queued)
+        if lent is None:
+            return landed(self._wire, into, nbytes)
+        if lent > into.nbytes:
+            raise too_long(into.nbytes, source, tag, lent, comm.rank)
+        return lent
 
     def _look(self) -> bool | None:
         """Test the request. Raise `ValueError` if its message is too long."""

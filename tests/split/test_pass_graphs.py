@@ -82,12 +82,11 @@ def test_replayed_passes_give_the_losses_and_weights_of_passes_that_are_launched
     assert (found.losses == right.losses).all() and torch.equal(found.weights, right.weights)
 
 
-def test_steps_of_another_size_are_launched(graphs):
+def test_steps_of_different_sizes_are_launched(graphs):
     given = {"workers": 2, "steps": 20, "batch": 12, "sync": {"scheme": "mapreduce", "fraction": 0.5}}
     right = trained(**given)
     graphs()
-    assert (trained(**given).losses == right.losses).all()
-    assert 0 < Graph.replays < 2 * 2 * 17
+    assert (trained(**given).losses == right.losses).all() and Graph.replays == 0
 
 
 def test_an_overlapped_backward_pass_is_launched_so_that_buckets_leave_during_it(graphs):

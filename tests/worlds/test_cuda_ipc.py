@@ -10,10 +10,10 @@ from worlds.test_devices import FREE, SPLITS
 
 
 def on_one_gpu(comm, hosts: int = 0, maps: bool = True):
-    """Let all ranks but the last `hosts` share a GPU, whose memory is that of files. Return the mailbox."""
+    """Let all ranks but the last `hosts` share a GPU, whose memory is that of files. Return the end of CUDA IPC."""
     import tempfile
 
-    from dlpar.worlds.mailbox import HANDLE, Mailbox, Shared
+    from dlpar.worlds.cuda_ipc import HANDLE, CudaIPC, Shared
 
     folder = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)
 
@@ -26,7 +26,7 @@ def on_one_gpu(comm, hosts: int = 0, maps: bool = True):
         def wait_event(self, event):
             assert isinstance(event, Event)
 
-    class InFiles(Mailbox):
+    class InFiles(CudaIPC):
         notes = made = 0
 
         def _make(self, nbytes):
@@ -44,8 +44,8 @@ def on_one_gpu(comm, hosts: int = 0, maps: bool = True):
         def _queue(self):
             return Event()
 
-        def fetch(self, wire, fill, waiting):
-            self.notes += (found := super().fetch(wire, fill, waiting)) is not None
+        def fetch(self, wire, into, waiting):
+            self.notes += (found := super().fetch(wire, into, waiting)) is not None
             return found
 
     class OneMapsNone(InFiles):
@@ -55,14 +55,14 @@ def on_one_gpu(comm, hosts: int = 0, maps: bool = True):
     kind = InFiles if maps or comm.rank != 1 else OneMapsNone
     places = ["A"] * (comm.size - hosts) + [None] * hosts
     comm.traffic.queued = lambda wait: wait()
-    comm.mailbox = kind(comm.mpi, comm.device, places)
-    return comm.mailbox
+    comm.ipc = kind(comm.mpi, comm.device, places)
+    return comm.ipc
 
 
 def test_long_messages_arrive_by_lent_memory_whole_in_order_and_from_any_source():
     def exchange(comm) -> tuple[list[str], int, int]:
-        mailbox, wrong = on_one_gpu(comm, hosts=1), []
-        assert mailbox.works()
+        ipc, wrong = on_one_gpu(comm, hosts=1), []
+        assert ipc.works()
         if comm.rank == 0:
             for number in range(60):  # two senders, each in order, into room that may be longer
                 room = torch.full((50_000,), -1.0, dtype=torch.float64)
@@ -87,11 +87,13 @@ def test_long_messages_arrive_by_lent_memory_whole_in_order_and_from_any_source(
             comm.send(torch.arange(60_000.0).view(200, 300), 0, 7)
             comm.send(torch.zeros(40_000), 0, 8)
         comm.barrier()
-        return wrong, mailbox.notes, mailbox.made
+        return wrong, ipc.notes, ipc.made
 
     first, second, _, alone = dlpar.spmd(exchange, workers=4)
     assert first[0] == ["recv: rank 0 has room for 80,000 bytes, but rank 1 sent 160,000 (tag 8)"]
-    assert first[1] == 2 * 22 + 1  # of each sender those of 72 kB and more, and the rows
+    assert (
+        first[1] == 2 * 22 + 2
+    )  # of each sender those of 72 kB and more, the rows, and the one that is too long
     assert second[2] < 40 and alone[1:] == (0, 0)
 
 
@@ -121,17 +123,17 @@ def test_training_by_lent_memory_gives_the_losses_of_staged_messages():
     def trained(comm) -> dict[str, tuple]:
         from trained_ranks import Kept, take_part
 
-        mailbox, found = on_one_gpu(comm), {}
+        ipc, found = on_one_gpu(comm), {}
         for name, experiment in cases.items():
-            losses, before = [], mailbox.notes
-            for comm.mailbox in (mailbox, None):
+            losses, before = [], ipc.notes
+            for comm.ipc in (ipc, None):
                 part = comm.split(comm.rank >= experiment.ranks)
                 record = Kept(part)
                 if comm.rank < experiment.ranks:
                     take_part(part, experiment, record)
                 comm.barrier()
                 losses.append([step["loss"] for step in record.steps])
-            found[name] = (*losses, mailbox.notes - before)
+            found[name] = (*losses, ipc.notes - before)
         return found
 
     ranks = dlpar.spmd(trained, workers=3)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from mpi4py import MPI
 
+from dlpar.comm.base import fill
 from dlpar.worlds.mpi import BEHIND, NOTE, memory_of, patiently
 
 SHORT = 1 << 16
@@ -43,13 +44,13 @@ class Shared(NamedTuple):
     key: Any
 
 
-class Mailbox:
+class CudaIPC:
     """Device memory that this rank lends to the ranks on its GPU, and memory that they lend to this rank.
 
     Parameters
     ----------
     mpi : MPI.Intracomm
-        All ranks. They construct their mailboxes together, because the mailboxes have a communicator of their own.
+        All ranks. They construct this together, because its messages have a communicator of their own.
     device : torch.device
         This rank's device.
     places : sequence of str or None
@@ -115,12 +116,9 @@ class Mailbox:
         return next(self._numbers), self._make(nbytes)
 
     def fetch(
-        self,
-        wire: torch.Tensor,
-        fill: Callable[[torch.Tensor, int], None],
-        waiting: Callable[[Callable[[], None]], None],
+        self, wire: torch.Tensor, into: torch.Tensor, waiting: Callable[[Callable[[], None]], None]
     ) -> int | None:
-        """Give a note's message to ``fill(payload, nbytes)``, and return the memory to its owner.
+        """Copy a note's message to `into` unless it is too long, and return the memory to its owner.
 
         `waiting` times the call that lets the GPU wait for the message. Return the message's bytes, or None if
         `wire` holds no note.
@@ -133,7 +131,8 @@ class Mailbox:
             self._mapped[owner, number] = self._map(key)
         mapped = self._mapped[owner, number]
         waiting(lambda: self._queue().wait_event(mapped.written))
-        fill(mapped.tensor[:nbytes], nbytes)
+        if nbytes <= into.nbytes:
+            fill(into, mapped.tensor[:nbytes], nbytes)
         mapped.read.record(self._queue())
         self.mpi.Send([mapped.key, MPI.BYTE], owner, number)
         return nbytes
