@@ -47,20 +47,13 @@ def products() -> dict[tuple[int, str], float]:
 
 def on_gpu() -> dict[str, Experiment]:
     """Train on one GPU: small networks with and without graphs, a wide one in three precisions, and two ranks."""
-    usual = {
-        "steps": 40,
-        "lr": 0.01,
-        "evaluate_every": 1000,
-        "scaling": "weak",
-        "cluster": {"device": "cuda"},
-    }
-    alone, experiments = Experiment(workers=1, **usual), {}
+    usual = {"lr": 0.01, "evaluate_every": 1000, "scaling": "weak", "cluster": {"device": "cuda"}}
+    alone, experiments = Experiment(workers=1, steps=40, **usual), {}
     for depth, width, batch in ((2, 256, 8), (2, 256, 1024), (2, 256, 131_072), (20, 64, 8)):
+        name = f"{depth + 1} layers, {batch:,} samples"
         small = alone.replace(batch=batch, model={"depth": depth, "width": width})
-        experiments[f"{depth + 1} layers, {batch:,} samples, launches"] = small.replace(
-            cluster={"graphs": False}
-        )
-        experiments[f"{depth + 1} layers, {batch:,} samples, a graph"] = small
+        experiments[f"{name}, launches"] = small.replace(cluster={"graphs": False})
+        experiments[f"{name}, a graph"] = small
     wide = alone.replace(batch=4096, model={"width": 4096, "depth": 3})
     one = alone.replace(model={"width": 1024}, precision="bf16")
     two = one.replace(workers=2)
