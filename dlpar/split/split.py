@@ -261,7 +261,7 @@ class PassGraphs:
         split, task, replica = self.split, self.split.task, self.split.replica
         self.samples = samples.clone()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # A thread of NCCL makes calls of its own meanwhile, which a capture must not forbid.
+        # NCCL has a thread of its own, whose calls a capture must not forbid.
         kernels = partial(torch.cuda.graph, capture_error_mode="thread_local")
         replica.begin()
         with task.casts_kept():
