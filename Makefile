@@ -55,6 +55,9 @@ NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
 GRADING_PARTS = $(addprefix $(VENV)/share/jupyter/labextensions/,@jupyter/nbgrader @jupyter-notebook)
 GRADING_SERVERS = notebook \
     $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
+# An optional part of jsonschema that takes over a second to build its grammars. Each process that reads a
+# notebook (JupyterLab, the hub, nbgrader) would wait for this, but none checks an address in a schema.
+SLOW_GRAMMARS = rfc3987-syntax
 # Names of labs in the side bar are not cut, because labs/.jupyter hides the column beside them. It also turns off
 # subshells for widgets: each reload of a page would leave one (a thread and six files) in the kernel, without use.
 # No build check of JupyterLab runs, because it would delay each first page by a second.
@@ -232,6 +235,7 @@ $(STAMP): pyproject.toml
 	  || { echo "The packages could not be installed; the lines above say why." >&2; exit 1; }
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(NEWS_QUESTION) >/dev/null 2>&1 || true
 	@rm -rf $(GRADING_PARTS)
+	@$(PY) -m pip uninstall --yes --quiet $(SLOW_GRAMMARS) 2>/dev/null || true
 	@$(PY) -m jupyter_server.extension.serverextension disable --sys-prefix $(GRADING_SERVERS) >/dev/null 2>&1 || true
 	@$(HUB_PROXY) || echo "JupyterHub's proxy could not be installed: npm says why above, or Node.js 20 or later" \
 	  "with npm is missing. Everything works but \`make hub\`; its tests are skipped."

@@ -184,3 +184,9 @@ def test_no_notebook_stores_widget_state_or_an_error() -> None:
     assert notebook_faults(bad) == ["stores widget state", "cell 0 holds an error: KeyError"]
     found = {name: notebook_faults(json.loads(text)) for name, text in texts() if name.endswith(".ipynb")}
     assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+@pytest.mark.skipif(not Path(sys.prefix, "set-up").exists(), reason="this environment was not made by make")
+def test_a_process_that_reads_notebooks_builds_no_grammars_first() -> None:
+    code = "import sys, nbformat; print('lark' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "False\n"
