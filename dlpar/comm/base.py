@@ -131,8 +131,6 @@ class Traffic:
     @property
     def waited(self) -> float:
         """Return the seconds that the host has waited so far, including a wait in progress."""
-        if not self._since:
-            return self._waited
         with self._lock:
             return self._waited + sum(self._now() - since for since in self._since.values())
 
@@ -317,10 +315,20 @@ class Comm(ABC):
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         """Send and receive simultaneously, as a ring must. Two blocking sends would deadlock."""
-        sending = self.isend(tensor, dest, tag)
-        arrival = self.recv(into, source, tag)
-        sending.wait()
+        # The receive is posted first, so that the message is not buffered and needs no handshake.
+        with self.together():
+            coming, going = self.irecv(into, source, tag), self.isend(tensor, dest, tag)
+        arrival = coming.wait()
+        going.wait()
         return arrival
+
+    def together(self) -> AbstractContextManager[Any]:
+        """Return a context whose sends and receives begin at its end, so that none waits for another.
+
+        Wait for them after the context.  NCCL needs it if ranks exchange several messages.  Elsewhere each
+        message begins at once.
+        """
+        return nullcontext()
 
     @abstractmethod
     def barrier(self) -> None:
@@ -356,6 +364,15 @@ class Comm(ABC):
     @abstractmethod
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
         """Copy each rank's chunk ``rank`` to all ranks with the library (MPI_Allgatherv)."""
+
+    def _in_place(self, collective: Callable[[Any], Any], values: Any, tensor: Any, root: int = 0) -> None:
+        """Run a library's collective on flat `values`. Store its result in `tensor`, which has any layout."""
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        flat = values.detach().reshape(-1)
+        collective(flat)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat.view(tensor.shape))
 
     @abstractmethod
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -49,15 +49,11 @@ class Ghost:
             return Ghost(len(range(*key.indices(self.n))), self.dtype)
         return NUMBER
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
     @property
     def shape(self) -> tuple[int]:
         return (self.n,)
 
-    def numel(self) -> int:
-        return self.n
+    numel = __len__
 
     def element_size(self) -> int:
         return self.dtype.itemsize
@@ -105,9 +101,6 @@ class Ghost:
 
     __float__ = item
 
-    def backward(self) -> None:
-        pass
-
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -122,7 +115,7 @@ def _itself(self: Ghost, *_: Any, **__: Any) -> Ghost:
 
 
 for _name in (
-    "zero_ copy_ add_ sub_ mul_ div_ fill_ lerp_ detach contiguous flatten reshape "
+    "zero_ copy_ add_ sub_ mul_ div_ fill_ lerp_ detach contiguous flatten reshape backward __setitem__ "
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __neg__ __iadd__ __isub__ __imul__ __itruediv__"
 ).split():
     setattr(Ghost, _name, _itself)
@@ -160,13 +153,6 @@ class Parameter(Ghost):
         self.flops, self.outputs = flops, outputs
 
 
-class Workload(Protocol):
-    """Interface of a large model, a list of layers. See :class:`dlpar.worlds.platforms.Workload`."""
-
-    layers: tuple[Any, ...]
-    itemsize: int
-
-
 class Outline:
     """Stand-in for a model that is not computed: the layers of a workload.
 
@@ -187,8 +173,11 @@ class Outline:
         self._parameters, self.flops = parameters, sum(parameter.flops for parameter in parameters)
 
     @classmethod
-    def of(cls, workload: Workload) -> Outline:
-        """Return the outline of a workload. It lists the layers in the order of the backward pass."""
+    def of(cls, workload: Any) -> Outline:
+        """Return the outline of a :class:`~dlpar.worlds.platforms.Workload`.
+
+        A workload lists its layers in the order of the backward pass.
+        """
         dtype = DTYPES[workload.itemsize]
         layers = reversed(workload.layers)
         return cls([Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in layers])

@@ -113,15 +113,13 @@ class LogicalComm(Comm):
         return pickle.loads(self.meet(pickle.dumps(thing) if self.rank == root else None)[root])
 
     def allreduce(self, tensor: torch.Tensor) -> None:
-        self._as_library(lambda flat: ring_allreduce(self, flat), _addable(tensor), tensor)
+        self._in_place(lambda flat: ring_allreduce(self, flat), _addable(tensor), tensor)
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        check_peer(self, root, "root")
-        self._as_library(lambda flat: tree_reduce(self, flat, root), _addable(tensor), tensor)
+        self._in_place(lambda flat: tree_reduce(self, flat, root), _addable(tensor), tensor, root)
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
-        check_peer(self, root, "root")
-        self._as_library(lambda flat: tree_broadcast(self, flat, root), tensor, tensor)
+        self._in_place(lambda flat: tree_broadcast(self, flat, root), tensor, tensor, root)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         # A rank's position on the ring is one less than its number, so that the rank sums its own chunk.
@@ -130,14 +128,6 @@ class LogicalComm(Comm):
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
         ring_allgather(self, chunks, [*range(1, self.size), 0])
-        self.traffic.hidden()
-
-    def _as_library(self, collective: Callable[[Any], None], values: Any, tensor: Any) -> None:
-        """Run a collective on `values` of any layout. Store the result in `tensor`."""
-        flat = values.detach().reshape(-1)
-        collective(flat)
-        if flat.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(flat.view(tensor.shape))
         self.traffic.hidden()
 
 

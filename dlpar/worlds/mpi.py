@@ -33,12 +33,8 @@ PIECE = 1 << 30
 BEHIND = 64
 """Maximum number of copies under way. The next send waits for the oldest copy."""
 
-_ADDED_BY_MPI = {
-    torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T, torch.int32: MPI.INT32_T,
-    torch.int16: MPI.INT16_T, torch.int8: MPI.INT8_T, torch.uint8: MPI.UINT8_T,
-    torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX,
-}  # fmt: skip
-
+ADDED = "float32 float64 int64 int32 int16 int8 uint8 complex64 complex128".split()
+"""Types of numbers that MPI adds."""
 
 DEATHS = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 """Classes of MPI errors that report a death: directly, to a receive from any source, and by a revoked group."""
@@ -157,18 +153,9 @@ class MPIComm(Comm):
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
-        wire, any_source = landing(into), source == ANY
-        source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
-        return _Under(self, self.mpi.Irecv(whole(wire), source, tag), wire, into, any_source)
-
-    def sendrecv(
-        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
-    ) -> Arrival:
-        # The receive is posted first, so that the message is not buffered and needs no handshake.
-        coming, going = self.irecv(into, source, tag), self.isend(tensor, dest, tag)
-        arrival = coming.wait()
-        going.wait()
-        return arrival
+        wire = landing(into)
+        place = MPI.ANY_SOURCE if source == ANY else source, MPI.ANY_TAG if tag == ANY else tag
+        return _Under(self, self.mpi.Irecv(whole(wire), *place), wire, into, source)
 
     def barrier(self) -> None:
         meet(self.mpi)
@@ -209,33 +196,26 @@ class MPIComm(Comm):
         self._added(tensor, lambda piece: self.mpi.Allreduce(MPI.IN_PLACE, piece))
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        check_peer(self, root, "root")
         here = self.rank == root
-        self._added(tensor, lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root))
+        add = lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root)
+        self._added(tensor, add, root)
 
-    def _added(self, tensor: torch.Tensor, add: Callable[[list[Any]], None]) -> None:
+    def _added(self, tensor: torch.Tensor, add: Callable[[np.ndarray], None], root: int = 0) -> None:
         """Sum the tensor with the library, in place, in pieces that are small enough for 32-bit counts."""
-        self.traffic.hidden()
-        host, kind = _addable(tensor)
-        for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
-            add([memory_of(piece), kind])
-        if host.data_ptr() != tensor.data_ptr():
-            tensor.copy_(host.view(tensor.shape))
+        host = _addable(tensor)
+        length = PIECE // host.element_size()
+        add_up = lambda flat: [add(piece.numpy()) for piece in flat.split(length)]
+        self._in_place(add_up, host, tensor, root)
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
-        check_peer(self, root, "root")
-        self.traffic.hidden()
         wire = staged(tensor) if self.rank == root else landing(tensor)
-        self.mpi.Bcast(whole(wire), root)
-        if self.rank != root:
-            landed(wire, tensor, tensor.nbytes)
+        self._in_place(lambda flat: self.mpi.Bcast(whole(flat), root), wire, tensor, root)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
-        whole, kind = _addable(torch.cat(list(chunks)))
+        whole = _addable(torch.cat(list(chunks)).detach())
         mine = whole.new_empty(len(chunks[self.rank]))
-        counts = [len(chunk) for chunk in chunks]
-        self.mpi.Reduce_scatter([memory_of(whole), kind], [memory_of(mine), kind], counts)
+        self.mpi.Reduce_scatter(whole.numpy(), mine.numpy(), [len(chunk) for chunk in chunks])
         chunks[self.rank].copy_(mine)
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
@@ -282,15 +262,10 @@ class _Under:
     """Pending MPI request. It keeps its memory alive."""
 
     def __init__(
-        self,
-        comm: MPIComm,
-        request: MPI.Request,
-        wire: torch.Tensor,
-        into: torch.Tensor | None = None,
-        any_source: bool = False,
+        self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: Any = None, source: int = 0
     ) -> None:
         self._comm, self._request, self._wire, self._into = comm, request, wire, into
-        self._status, self._any_source, self._complete, self._arrival = MPI.Status(), any_source, False, None
+        self._status, self._source, self._complete, self._arrival = MPI.Status(), source, False, None
 
     def wait(self) -> Arrival | None:
         if not self.test():
@@ -321,7 +296,7 @@ class _Under:
         """Test the request. Raise `ValueError` if its message is too long."""
         look, world = partial(self._request.Test, self._status), self._comm.world
         try:
-            return world.watched(self._comm.mpi, look) if self._any_source and world.watches else look()
+            return world.watched(self._comm.mpi, look) if self._source == ANY and world.watches else look()
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
@@ -332,12 +307,12 @@ class _Under:
         return self._status.source, self._status.tag, self._status.Get_elements(MPI.BYTE)
 
 
-def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
-    """Return a host tensor and its number type for MPI's sums. Half precision becomes float32."""
+def _addable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a host tensor for MPI's sums. Half precision becomes float32."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-    if wide.dtype not in _ADDED_BY_MPI:
+    if str(wide.dtype).removeprefix("torch.") not in ADDED:
         raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
-    return staged(wide), _ADDED_BY_MPI[wide.dtype]
+    return staged(wide)
 
 
 def whole(wire: torch.Tensor) -> list[Any]:
@@ -352,10 +327,6 @@ def _type_of(nbytes: int) -> MPI.Datatype:
     count, rest = divmod(nbytes, PIECE)
     kinds = [MPI.BYTE.Create_contiguous(PIECE), MPI.BYTE]
     return MPI.Datatype.Create_struct([count, rest], [0, count * PIECE], kinds).Commit()
-
-
-def _any(value: int, wildcard: int) -> int:
-    return wildcard if value == ANY else value
 
 
 ROUND_TRIPS = 20

@@ -11,7 +11,8 @@ import os
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -84,7 +85,7 @@ class DistributedComm(MPIComm):
         if not dist.is_initialized():
             _introduce(self, carrier)
         self.group = group or dist.group.WORLD
-        self._global = dist.get_process_group_ranks(self.group)
+        self._batch: Batch | None = None
         # All ranks must make NCCL's first call, which connects the group. But the first message may be
         # between two ranks.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
@@ -97,32 +98,27 @@ class DistributedComm(MPIComm):
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         if tag or self._is_foreign(tensor):
             return super().isend(tensor, dest, tag)
-        return _UnderWay(self, [self._sending(tensor, dest)])
+        check_peer(self, dest, "dest")
+        self.traffic.sent(tensor.nbytes)
+        return _UnderWay(self, dist.isend, tensor, dest)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         if self._goes_by_mpi(into, source, tag):
             return super().irecv(into, source, tag)
         check_peer(self, source, "source")
-        return _UnderWay(self, [], source, into)
+        return _UnderWay(self, dist.irecv, into, source)
 
-    def sendrecv(
-        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
-    ) -> Arrival:
-        if self._goes_by_mpi(tensor, source, tag):
-            return super().sendrecv(tensor, dest, into, source, tag)
-        check_peer(self, source, "source")
-        # One launch for both directions: two NCCL calls in a row would wait for each other.
-        return _UnderWay(self, [self._sending(tensor, dest)], source, into).wait()
-
-    def _sending(self, tensor: torch.Tensor, dest: int) -> dist.P2POp:
-        """Describe a send, and count it."""
-        check_peer(self, dest, "dest")
-        self.traffic.sent(tensor.nbytes)
-        return self.operation(dist.isend, tensor.detach().contiguous(), dest)
-
-    def operation(self, call: Callable[..., Any], tensor: torch.Tensor, peer: int) -> dist.P2POp:
-        """Describe one direction of a message in bytes."""
-        return dist.P2POp(call, _bytes_of(tensor), self._global[peer], self.group)
+    @contextmanager
+    def together(self) -> Iterator[Batch]:
+        # One launch for all messages: NCCL calls in a row would wait for each other.
+        outer = self._batch
+        batch = self._batch = Batch() if outer is None else outer
+        try:
+            yield batch
+        finally:
+            self._batch = outer
+        if batch is not outer and batch:
+            batch.works = dist.batch_isend_irecv(batch)
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
         """Return whether MPI must carry a tensor because this carrier cannot reach it."""
@@ -150,7 +146,7 @@ class DistributedComm(MPIComm):
         super().barrier()
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
-        ranks = mpi.allgather(self._global[self.rank])
+        ranks = mpi.allgather(dist.get_rank())
         # The ranks are in this order. Only these ranks take part, so other ranks may make another group at
         # the same time.
         in_order = {} if ranks == sorted(ranks) else {"sort_ranks": False}
@@ -165,24 +161,15 @@ class DistributedComm(MPIComm):
         return part
 
     def allreduce(self, tensor: torch.Tensor) -> None:
-        self._in_place(tensor, lambda whole: dist.all_reduce(whole, group=self.group))
+        self._in_place(lambda flat: dist.all_reduce(flat, group=self.group), tensor, tensor)
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        check_peer(self, root, "root")
-        self._in_place(tensor, lambda whole: dist.reduce(whole, self._global[root], group=self.group))
+        add = lambda flat: dist.reduce(flat, group=self.group, group_dst=root)
+        self._in_place(add, tensor, tensor, root)
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
-        check_peer(self, root, "root")
-        send = lambda whole: dist.broadcast(_bytes_of(whole), self._global[root], group=self.group)
-        self._in_place(tensor, send)
-
-    def _in_place(self, tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any]) -> None:
-        """Run the library's collective on a tensor of any layout."""
-        self.traffic.hidden()
-        whole = tensor.contiguous()
-        collective(whole)
-        if whole is not tensor:
-            tensor.copy_(whole)
+        send = lambda flat: dist.broadcast(_bytes_of(flat), group=self.group, group_src=root)
+        self._in_place(send, tensor, tensor, root)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
@@ -205,37 +192,36 @@ class DistributedComm(MPIComm):
             dist.destroy_process_group()
 
 
-class _UnderWay:
-    """Pending messages: sends, and a receive if `into` is given."""
+class Batch(list[dist.P2POp]):
+    """Messages that one launch starts. `works` are known after the launch."""
 
-    def __init__(
-        self,
-        comm: DistributedComm,
-        operations: list[dist.P2POp],
-        source: int | None = None,
-        into: torch.Tensor | None = None,
-    ) -> None:
-        self._comm, self._source, self._into = comm, source, into
-        if into is not None:
-            contiguous = torch.contiguous_format
-            self._landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=contiguous)
-            operations.append(comm.operation(dist.irecv, self._landing, source))
-        self._works = dist.batch_isend_irecv(operations)
+    works: list[dist.Work]
+
+    def wait(self) -> None:
+        """Wait until all messages are complete."""
+        while self.works:  # gloo allows one wait for each
+            self.works.pop().wait()
+
+
+class _UnderWay:
+    """Pending message of a batch: `call` is ``dist.isend`` or ``dist.irecv``."""
+
+    def __init__(self, comm: DistributedComm, call: Any, tensor: torch.Tensor, peer: int) -> None:
+        self._comm, self._call, self._tensor, self._peer = comm, call, tensor, peer
+        self._wire = tensor.detach().contiguous()
+        with comm.together() as self._batch:
+            self._batch.append(dist.P2POp(call, _bytes_of(self._wire), group=comm.group, group_peer=peer))
 
     def wait(self) -> Arrival | None:
-        if self._into is None:
-            return self._finish()
-        self._comm.traffic.queued(self._finish)
-        if self._landing is not self._into:
-            self._into.copy_(self._landing)
-        return Arrival(self._source, 0, self._into.nbytes)
-
-    def _finish(self) -> None:
-        for work in self._works:
-            work.wait()
+        if self._call is dist.isend:
+            return self._batch.wait()
+        self._comm.traffic.queued(self._batch.wait)
+        if self._wire.data_ptr() != self._tensor.data_ptr():
+            self._tensor.copy_(self._wire)
+        return Arrival(self._peer, 0, self._tensor.nbytes)
 
     def test(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        return all(work.is_completed() for work in self._batch.works)
 
 
 def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -10,6 +10,7 @@ import gc
 import json
 import warnings
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.data import Dataset
 from dlpar.jobs.record import DeviceClock, Recorder
 from dlpar.train import serve, train
-from dlpar.worlds.nccl import DeviceTraffic
+from dlpar.worlds.nccl import DeviceTraffic, DistributedComm
 from dlpar.worlds.nccl import _UnderWay as UnderWay
 from dlpar.worlds.simulated.comm import Side, SimulatedComm
 
@@ -380,13 +381,15 @@ def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_fo
     # A message that arrives 3 s after its receive; the host is told so at once.
     work = SimpleNamespace(wait=lambda: stream.work(3.0))
     monkeypatch.setattr(torch.distributed, "batch_isend_irecv", lambda operations: [work])
-    host.operation, host.traffic = lambda *of_message: None, DeviceTraffic(host.now, host.device)
+    monkeypatch.setattr(torch.distributed, "P2POp", lambda *of_message, **of_group: of_message)
+    host.traffic, host.group, host._batch = DeviceTraffic(host.now, host.device), None, None
+    host.together = partial(DistributedComm.together, host)
     record = Recorder(tmp_path, host)
     for step in range(2):
         with record.span("backward"):
             stream.work(2.0)
         with record.span("receive"):
-            assert UnderWay(host, [], 1, torch.empty(2)).wait() == Arrival(1, 0, 8)
+            assert UnderWay(host, torch.distributed.irecv, torch.empty(2), 1).wait() == Arrival(1, 0, 8)
         record.step(step, loss=0.0)
     record.close()
     for step in lines(tmp_path):

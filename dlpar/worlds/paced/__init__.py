@@ -3,5 +3,3 @@
 `comm` defines the calls of ranks. `referee` simulates these calls. Each rank asks the referee through
 `protocol`, sends the tensors as `parcels`, and lets the wall clock follow.
 """
-
-from __future__ import annotations

@@ -349,11 +349,7 @@ class _UnderWay:
     """
 
     def __init__(
-        self,
-        comm: PacedComm,
-        sending: int | None = None,
-        receiving: int | None = None,
-        into: torch.Tensor | None = None,
+        self, comm: PacedComm, sending: int | None = None, receiving: int | None = None, into: Any = None
     ) -> None:
         self.comm, self.sending, self.receiving, self.into = comm, sending, receiving, into
         self.complete = sending is None and receiving is None

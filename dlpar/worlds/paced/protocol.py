@@ -3,8 +3,8 @@ end of its call.
 
 A rank sends its calls in batches, each a list of tuples: the name of a method of
 :class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers waiting calls one by one.
-An answer is (kind of answer, the rank's clock at the end of the call, the wall's second 0 or None while
-unknown, result).
+An answer is (the rank's clock at the end of the call, the wall's second 0 or None while unknown, result or
+exception).
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ import select
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from dlpar.worlds.paced.parcels import Parcels
-from dlpar.worlds.simulated.simulator import Deadlock, LostRank, place
+from dlpar.worlds.simulated.simulator import LostRank, place
 
-OK, WHERE, LOST, DEADLOCK, FAILED = range(5)
-"""Kinds of answers: a result, a question about the rank's place, a death, a deadlock, a failure of the
-referee.
-"""
-
-PIECE = 1 << 16
-"""Bytes read from a socket at a time."""
+WHERE = "where?"
+"""The referee's question about the line of a rank that waits forever, instead of an answer."""
 
 HEAD = 8
 """Length in bytes of a message's header on a link. The header gives the number of bytes that follow."""
@@ -43,29 +37,22 @@ class Link:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self.socket, self._came, self._at = end, bytearray(), 0
-        self._calls: deque[tuple[Any, ...]] = deque()
-        self._poll = select.poll()
+        self.socket, self._poll = end, select.poll()
         self._poll.register(end, select.POLLIN)
 
     def _read(self, size: int) -> bytes:
-        while len(self._came) < self._at + size:
-            self._poll.poll()  # recv alone would also wake up when the other end reads
-            more = self.socket.recv(PIECE)
-            if not more:
-                raise ConnectionError("the other end of a link has gone")
-            del self._came[: self._at]
-            self._came += more
-            self._at = 0
-        self._at += size
-        return self._came[self._at - size : self._at]
+        came = self.socket.recv(size, socket.MSG_WAITALL)
+        if len(came) < size:
+            raise ConnectionError("the other end of a link has gone")
+        return came
 
     def waits(self, seconds: float) -> bool:
         """Return whether data can be read now or within this many seconds."""
-        return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
+        return bool(self._poll.poll(1000 * seconds))
 
     def receive(self) -> Any:
         """Return the next object. Block until it arrives."""
+        self._poll.poll()  # recv alone would also wake up when the other end reads
         return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
 
     @property
@@ -76,12 +63,6 @@ class Link:
     def close(self) -> None:
         """Close both ends. The exit of this process would do the same."""
         self.socket.shutdown(socket.SHUT_RDWR)
-
-    def call(self) -> tuple[Any, ...]:
-        """Return a rank's next call by name and arguments. Block until it arrives."""
-        while not self._calls:
-            self._calls.extend(self.receive())
-        return self._calls.popleft()
 
     def send(self, thing: Any) -> None:
         """Send any object."""
@@ -218,17 +199,13 @@ class Line:
         self.flush()
         while self.parcels.moving and not self.link.waits(NAP):
             self.parcels.move()
-        while (answer := self._with_referee(self.link.receive))[0] == WHERE:
+        while (answer := self._with_referee(self.link.receive)) == WHERE:
             self._with_referee(self.link.send, place(sys._getframe(1)))
-        kind, clock, zero, result = answer
-        if kind == LOST:
-            self.clock = clock
-            raise LostRank
-        if kind != OK:
-            self._over = (Deadlock if kind == DEADLOCK else RuntimeError)(result)
-            raise self._over
-        self.wall.zero = zero or self.wall.zero
-        self.clock = clock
+        clock, zero, result = answer
+        self.clock, self.wall.zero = clock or self.clock, zero or self.wall.zero
+        if isinstance(result, Exception):
+            self._over = None if isinstance(result, LostRank) else result
+            raise result
         return result
 
     def advance(self, end: float, prompt: bool = False) -> None:

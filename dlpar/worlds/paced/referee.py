@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlpar.comm.base import ANY
-from dlpar.worlds.paced.protocol import DEADLOCK, FAILED, LOST, OK, WHERE, Link
+from dlpar.worlds.paced.protocol import WHERE, Link
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.comm import Lock, SimulatedComm
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
@@ -95,15 +95,15 @@ class Referee:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def answer(self, link: Link, clock: float, now: float, result: Any = None, kind: int = OK) -> None:
-        """Answer a call. Its end, `clock`, became certain at `now`."""
+    def answer(self, link: Link, clock: float, now: float, result: Any = None) -> None:
+        """Answer a call by a result or an exception. Its end, `clock`, became certain at `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
-            self._held.append((link, clock, now, result, kind))
+            self._held.append((link, clock, now, result))
         else:
             with suppress(ConnectionError):  # its rank has died, which is noticed at its next call
-                link.send((kind, clock, self.zero, result))
+                link.send((clock, self.zero, result))
 
     def begin(self) -> None:
         """Set the wall clock's second 0 to now.
@@ -122,13 +122,14 @@ class Referee:
         try:
             with self.folder, self.door:
                 self._simulate()
-            self._tell_all(OK)
+            self._tell_all(None)
         except Deadlock:
-            self._tell_all(DEADLOCK, story(self.simulator.alive(), "logical", self._place))
+            self._tell_all(Deadlock(story(self.simulator.alive(), "logical", self._place)))
         except ConnectionError:
             pass  # a rank has died: the job's guardian ends the others, and knows the cause
         except BaseException as error:
-            self._tell_all(FAILED, f"the referee of the paced world failed: {type(error).__name__}: {error}")
+            what = f"the referee of the paced world failed: {type(error).__name__}: {error}"
+            self._tell_all(RuntimeError(what))
             raise
 
     def _simulate(self) -> None:
@@ -136,21 +137,21 @@ class Referee:
         self.simulator, comms = simulated_world(self.nodes, self.platform, False, *given)
         for comm in comms:
             link = self.link(comm.rank, 0)
-            link.send((OK, 0.0, None, self.greeting))
+            link.send((0.0, None, self.greeting))
             self.simulator.add(comm.activity, Proxy(self, comm.rank, link, comm).serve)
         self.simulator.run()
 
-    def _tell_all(self, kind: int, what: str = "") -> None:
+    def _tell_all(self, end: Exception | None) -> None:
         if self.zero is None:
             self.begin()
         for link in self.links.values():
             with suppress(ConnectionError):
-                link.send((kind, 0.0, self.zero, what))
+                link.send((0.0, self.zero, end))
 
     def _place(self, activity: Activity) -> str:
         """Ask for the line of code of an activity that waits forever."""
         link = self.proxies[activity].link
-        link.send((WHERE, 0.0, None, None))
+        link.send(WHERE)
         return link.receive() if link.waits(2.0) else "a line it does not tell"
 
 
@@ -201,15 +202,15 @@ class Proxy:
         while True:
             if referee.zero is None and activity.clock > 0:
                 referee.begin()
-            name, *arguments = link.call()
-            if name == "end":
-                self.has_failed = any(arguments)
-                return
-            try:
-                getattr(self, name)(*arguments)
-            except LostRank:
-                self.waits = None
-                self.referee.answer(link, activity.clock, activity.clock, kind=LOST)
+            for name, *arguments in link.receive():
+                if name == "end":  # the last call of its batch
+                    self.has_failed = any(arguments)
+                    return
+                try:
+                    getattr(self, name)(*arguments)
+                except LostRank:
+                    self.waits = None
+                    self.referee.answer(link, activity.clock, activity.clock, LostRank())
 
     def answer(self, result: Any = None, end: float | None = None) -> None:
         """Tell the rank the result of its call. The call ends now or at a later moment."""

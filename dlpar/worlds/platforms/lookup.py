@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from dlpar.config import rules
 from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runs_folder
 from dlpar.config.schema import BadExperiment, Part, shown
@@ -200,3 +201,17 @@ def _own_model(experiment: Experiment) -> tuple[float, float]:
     model = models.build(experiment, dataset, draws=False)
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return nbytes, models.flops_per_sample(model, dataset)
+
+
+def _platform_holds_them(e: Experiment) -> None:
+    """Check platforms and workloads known by name. Files are read when a job is launched."""
+    cluster = e.cluster
+    if cluster.world == "real":
+        return
+    if cluster.platform is None or not (is_path(cluster.platform) or cluster.platform == HERE):
+        nodes_of(e)
+    if cluster.stand_in_for is not None and not is_path(cluster.stand_in_for):
+        workload(cluster.stand_in_for)
+
+
+rules.ADDED.append(_platform_holds_them)

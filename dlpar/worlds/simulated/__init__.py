@@ -3,5 +3,3 @@
 `run` builds a world and runs a program on it. `comm` defines the calls of ranks, and `network` the times of
 messages. `mailbox` matches messages with receives. `simulator` holds the events and the tasks of ranks.
 """
-
-from __future__ import annotations

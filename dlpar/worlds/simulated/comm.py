@@ -495,13 +495,11 @@ class VirtualTraffic(Traffic):
         self._hidden = False
         self.comms: list[SimulatedComm] = []
 
-    @property
-    def bytes(self) -> int | None:
-        return None if self._hidden else sum(comm.sent_bytes for comm in self.comms)
+    def _total(self, count: str) -> int | None:
+        return None if self._hidden else sum(getattr(comm, count) for comm in self.comms)
 
-    @property
-    def messages(self) -> int | None:
-        return None if self._hidden else sum(comm.sent_messages for comm in self.comms)
+    bytes = property(lambda self: self._total("sent_bytes"))
+    messages = property(lambda self: self._total("sent_messages"))
 
     @property
     def waited(self) -> float:

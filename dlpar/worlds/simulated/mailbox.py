@@ -60,6 +60,12 @@ class Message:
         return repr(Arrival(*self))
 
 
+def _in_words(receive: Receive | Mailbox) -> str:
+    """Describe a receiving call."""
+    source, tag = receive.source, receive.tag
+    return f"recv from {'any rank' if source == ANY else f'rank {source}'}{'' if tag == ANY else f' (tag {tag})'}"
+
+
 class Receive:
     """Posted receive."""
 
@@ -69,8 +75,7 @@ class Receive:
         self.box, self.into, self.source, self.tag, self.posted = box, into, source, tag, box.owner.clock
         self.message, self.waiting, self.arrival = None, False, None
 
-    def __str__(self) -> str:
-        return _in_words(self.source, self.tag)
+    __str__ = _in_words
 
     def give_up(self, activity: Activity) -> None:
         """Stop waiting because of a death."""
@@ -135,8 +140,7 @@ class Mailbox:
         self.posted: list[Receive] = []  # receives with a message that has not been taken
         self.waited, self.blocked, self.charged = 0.0, False, network.charged
 
-    def __str__(self) -> str:
-        return _in_words(self.source, self.tag)
+    __str__ = _in_words
 
     def give_up(self, activity: Activity) -> None:
         """Stop waiting because of a death."""
@@ -231,8 +235,3 @@ def store(message: Message, into: Any) -> None:
         fill(into, message.payload, message.nbytes)
     elif getattr(into, "head", None) is not None:
         into.head.copy_(message.payload)
-
-
-def _in_words(source: int, tag: int) -> str:
-    """Describe a receiving call."""
-    return f"recv from {'any rank' if source == ANY else f'rank {source}'}{'' if tag == ANY else f' (tag {tag})'}"

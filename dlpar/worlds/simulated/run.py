@@ -6,8 +6,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from dlpar.comm.ghost import Outline
@@ -95,24 +94,6 @@ def run_program(
 
         return run
 
-    gc.freeze()  # thousands of ranks hold many objects, and few of these form reference cycles
-    gc.disable()
-    try:
-        with _watched(simulator, patience, on_hang, on_move):
-            for comm in comms:
-                simulator.add(comm.activity, of_rank(comm))
-            simulator.run()
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    return results
-
-
-@contextmanager
-def _watched(
-    simulator: Simulator, patience: float, on_hang: Callable[[str], None], on_move: Callable[[], None]
-) -> Iterator[None]:
-    """Watch, from another thread, for a rank that never yields."""
     stopped, main = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -127,14 +108,20 @@ def _watched(
             elif time.monotonic() - since > patience:
                 thread = running.task.thread.ident if simulator.computes else main
                 held = f"rank {running.rank} has kept all others waiting for {patience:g} s"
-                where = place(sys._current_frames().get(thread))
-                on_hang(f"{held} and let no time pass, at {where}")
+                on_hang(f"{held} and let no time pass, at {place(sys._current_frames().get(thread))}")
                 return
 
-    thread = threading.Thread(target=watch, name="dlpar-watch", daemon=True)
-    thread.start()
+    watcher = threading.Thread(target=watch, name="dlpar-watch", daemon=True)
+    watcher.start()
+    gc.freeze()  # thousands of ranks hold many objects, and few of these form reference cycles
+    gc.disable()
     try:
-        yield
+        for comm in comms:
+            simulator.add(comm.activity, of_rank(comm))
+        simulator.run()
     finally:
         stopped.set()
-        thread.join(1.0)
+        watcher.join(1.0)
+        gc.enable()
+        gc.unfreeze()
+    return results

@@ -188,10 +188,15 @@ class Simulator:
 
     def interrupt(self, activity: Activity, time: float) -> None:
         """End an activity's wait for other ranks with :class:`LostRank`, now or when the wait begins."""
-        activity.lost = True
+        activity.lost, task = True, activity.task
+
+        def switch() -> None:
+            activity.task = task
+            task.throw(LostRank())
+
         if activity.gives_up:
             activity.waits_for.give_up(activity)
-            activity.task = Interrupted(activity)
+            activity.task = SimpleNamespace(switch=switch)  # for one turn
             self.wake(activity, time)
 
     # ---- for activities ------------------------------------------------------------------
@@ -251,18 +256,6 @@ class Simulator:
             events = self.events.pop(time)
             self.present, self.last = iter(events), events[-1]
             self.passed += 1
-
-
-class Interrupted:
-    """Task that replaces an activity's task for one turn and starts that turn with an error."""
-
-    def __init__(self, activity: Activity) -> None:
-        self.activity, self.task = activity, activity.task
-
-    def switch(self) -> None:
-        """Let the task continue with the error."""
-        self.activity.task = self.task
-        self.task.throw(LostRank())
 
 
 MOST = 8
