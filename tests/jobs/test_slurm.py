@@ -53,6 +53,7 @@ SlurmdTimeout=5
 KillWait=2
 SelectType=select/linear
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1
 NodeName=n[1-2] NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=500
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
@@ -243,7 +244,7 @@ def test_a_batch_job_near_its_time_limit_stops_and_is_requeued(nodes, tmp_path):
 def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_path):
     experiment = Experiment(
         workers=2,
-        steps=300,
+        steps=150,
         evaluate_every=0,
         snapshot={"every": 10},
         delays={"kind": "constant", "delay_ms": 20},
@@ -255,10 +256,10 @@ def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_pat
     nodes.ask("scancel", "--batch", "--signal=USR1", job)
     eventually(lambda: run.status == "done", 90, "the job began again and ended its run")
     assert run.attempts["reason"].tolist() == ["time limit", "all ranks finished"]
-    assert run.attempts["first"][1] in range(10, 300, 10) and list(run.ranks["host"]) == ["n1", "n2"]
+    assert run.attempts["first"][1] in range(10, 150, 10) and list(run.ranks["host"]) == ["n1", "n2"]
     whole = dlpar.launch(experiment.replace(delays="none", cluster={"threads": 1})).wait()
     assert run.curve["loss"].tolist() == whole.curve["loss"].tolist()
-    ends = [State.read(shard(each.path, 300, 0)).tensors for each in (run, whole)]
+    ends = [State.read(shard(each.path, 150, 0)).tensors for each in (run, whole)]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
     assert_nothing_is_left(nodes, run)
 
