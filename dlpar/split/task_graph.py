@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from dlpar.comm import ANY, Comm, Request, wait_all
-from dlpar.split.mesh import shares
 
 
 class From(NamedTuple):
@@ -32,6 +31,10 @@ class From(NamedTuple):
     def of(self, result: Tensor) -> Tensor:
         """Return the part of a result."""
         return result.tensor_split(self.parts)[self.part]
+
+    def length(self, size: int) -> int:
+        """Return the length of the part of a result with `size` numbers."""
+        return size // self.parts + (self.part < size % self.parts)
 
 
 class Task(NamedTuple):
@@ -192,7 +195,7 @@ def run(
             if each.task in results:
                 inputs.append(each.of(results[each.task]))
             else:
-                inputs.append(comm.empty(len(shares(by_name[each.task].size, each.parts)[each.part]), dtype))
+                inputs.append(comm.empty(each.length(by_name[each.task].size), dtype))
                 comm.recv(inputs[-1], rank_of[each.task], tags[name, place])
         result = results[name] = comm.empty(task.size, dtype)
         comm.compute(lambda: result.copy_(task.work(*inputs).reshape(-1)), cost=task.cost)
