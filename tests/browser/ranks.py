@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 from dlpar.jobs.run import Run
 
@@ -111,4 +112,5 @@ def _step(rank: Recorder, step: int, seconds: float, facts: dict) -> None:
 
 if __name__ == "__main__":
     os.nice(5)
+    sys.modules["torch"] = MagicMock()  # to import it takes over a second, and nothing is computed here
     write(Path(sys.argv[1]), *(int(n) for n in sys.argv[2:4]), float(sys.argv[4]))

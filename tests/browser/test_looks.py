@@ -78,7 +78,8 @@ RANKS = """panel => {
 FAINT = """async ([panel, picture]) => {
   const bytes = Uint8Array.from(atob(picture), (c) => c.charCodeAt(0));
   const image = await createImageBitmap(new Blob([bytes], { type: 'image/png' }));
-  const canvas = new OffscreenCanvas(image.width, image.height), context = canvas.getContext('2d');
+  const canvas = new OffscreenCanvas(image.width, image.height);
+  const context = canvas.getContext('2d', { willReadFrequently: true });
   context.drawImage(image, 0, 0);
   const plot = panel.querySelector('.js-plotly-plot'), frame = plot.getBoundingClientRect();
   const times = image.width / frame.width;
@@ -87,10 +88,15 @@ FAINT = """async ([panel, picture]) => {
   const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   const seen = ({ left, top, width, height }) => { // luminances in a box, how often each is there
     const box = [(left - frame.left) * times, (top - frame.top) * times, width * times, height * times].map(Math.round);
-    const { data } = context.getImageData(box[0], box[1], Math.max(1, box[2]), Math.max(1, box[3])), found = new Map();
+    const { data } = context.getImageData(box[0], box[1], Math.max(1, box[2]), Math.max(1, box[3]));
+    const colours = new Map(), found = new Map();
     for (let i = 0; i < data.length; i += 4) {
-      const value = luminance(data[i], data[i + 1], data[i + 2]).toFixed(3);
-      found.set(value, (found.get(value) ?? 0) + 1);
+      const colour = (data[i] << 16) | (data[i + 1] << 8) | data[i + 2];
+      colours.set(colour, (colours.get(colour) ?? 0) + 1);
+    }
+    for (const [colour, count] of colours) {
+      const value = luminance(colour >> 16, (colour >> 8) & 255, colour & 255).toFixed(3);
+      found.set(value, (found.get(value) ?? 0) + count);
     }
     return [...found].map(([value, count]) => [Number(value), count]).sort((a, b) => b[1] - a[1]);
   };
