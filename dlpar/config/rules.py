@@ -7,7 +7,7 @@ function (:mod:`dlpar.config.sync`, :mod:`dlpar.config.split`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,7 @@ Messages then name the part that has this capability.
 """
 
 
-def if_chosen(field: str, values: Values, why: str, others: dict[str, Values]) -> tuple[Rule, ...]:
+def if_chosen(field: str, values: Values, why: str, others: Mapping[str, Values]) -> tuple[Rule, ...]:
     """Return rules that share a condition and a reason: one for each other field and its allowed values."""
     return tuple((field, values, other, allowed, why) for other, allowed in others.items())
 

@@ -30,19 +30,23 @@ class Traits(NamedTuple):
         Whether separate actions compute the gradients of weights.
     has_flush : bool
         Whether all micro-batches of a step end before the weights are updated.
+    in_order : bool
+        Whether each stage takes a neighbour's messages in the order in which the neighbour sends them. If so,
+        NCCL carries them, which has no tags.
     """
 
     has_chunks: bool = False
     has_weight_pass: bool = False
     has_flush: bool = True
+    in_order: bool = False
 
 
 SCHEDULES = {
-    "gpipe": Traits(),
-    "1f1b": Traits(),
-    "interleaved": Traits(has_chunks=True),
-    "zb-h1": Traits(has_weight_pass=True),
-    "pipedream": Traits(has_flush=False),
+    "gpipe": Traits(in_order=True),
+    "1f1b": Traits(in_order=True),
+    "interleaved": Traits(has_chunks=True, in_order=True),
+    "zb-h1": Traits(has_weight_pass=True, in_order=True),
+    "pipedream": Traits(has_flush=False, in_order=True),
 }
 """Schedules by name. :func:`dlpar.split.schedules.register` adds a schedule."""
 
@@ -58,8 +62,8 @@ UNROUNDED = ("full", "tf32")
 CUT_ALONG = {"mlp": "width", "cnn": "channels", "transformer": "heads"}
 """The dimension of each network that tensor parallelism divides among ranks."""
 
-IN_STEP = ("neighbours", "random", "one_peer", "push_sum")
-"""Exchanges in which all workers do the same steps."""
+IN_STEP = {"sync.consistency": ("bsp",), "sync.exchange": ("neighbours", "random", "one_peer", "push_sum")}
+"""Values with which all workers do the same steps."""
 
 WEIGHTS_ARE_CUT: tuple[Rule, ...] = (
     ("split", ANY, "sync.start", ("same",), "parts would draw the same numbers, and copies different ones"),
@@ -83,8 +87,7 @@ WITHOUT_FLUSH: tuple[Rule, ...] = (
     ("split.schedule", ANY, "model.name", ("linear", "logistic", "mlp", "cnn"),
      "the first and last layer of a transformer share a weight, so that their stages would wait at every update"),
     ("split.schedule", ANY, "averaging.method", NONE, "stages hold weights of different steps"),
-    ("split.schedule", ANY, "sync.consistency", ("bsp",), "batches are read ahead"),
-    ("split.schedule", ANY, "sync.exchange", IN_STEP, "batches are read ahead"),
+    *if_chosen("split.schedule", ANY, "batches are read ahead", IN_STEP),
 )  # fmt: skip
 """Rules of a schedule in which each batch is a step, and batches are read ahead of updates."""
 
@@ -216,8 +219,7 @@ class SpatialSplit(ModelSplit):
         *ModelSplit.rules, *LAYERS_SEND,
         ("split", ANY, "model.name", ("cnn",), "it cuts images"),
         ("split", ANY, "sync.overlap", (False,), "gradients are first summed over pieces"),
-        ("split", ANY, "sync.consistency", ("bsp",), "its ranks hold the same weights"),
-        ("split", ANY, "sync.exchange", IN_STEP, "its ranks hold the same weights"),
+        *if_chosen("split", ANY, "its ranks hold the same weights", IN_STEP),
         ("split.tiled", (True,), "data.name", ("digits", "cifar10"), "tiles are halved evenly"),
     )  # fmt: skip
 

@@ -51,9 +51,8 @@ class Mesh:
     def __init__(self, comm: Comm, sizes: Mapping[str, int]) -> None:
         if math.prod(sizes.values()) != comm.size:
             product = " × ".join(f"{name} {size}" for name, size in sizes.items())
-            raise ValueError(
-                f"mesh: got {product}, allowed with {comm.size} ranks is sizes that multiply to {comm.size}"
-            )
+            allowed = f"allowed with {comm.size} ranks is sizes that multiply to {comm.size}"
+            raise ValueError(f"mesh: got {product}, {allowed}")
         self.comm, self.sizes, self.at = comm, dict(sizes), coordinates(comm.rank, sizes)
 
     def group(self, *axes: str) -> Comm:

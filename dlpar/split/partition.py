@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dlpar import models
 from dlpar.comm import Comm
-from dlpar.split.split import Task, moved
+from dlpar.split.split import Task, moved, propagate
 
 TRIALS = 3
 """Number of times that each layer is measured. The shortest time counts."""
@@ -100,9 +100,8 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
     counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
     # An experiment's rules cannot check this, because they do not know the layers of a workload from a file.
     if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:
-        raise ValueError(
-            f"split.partition: got {how!r} for {parts} parts, allowed is a cut of {len(costs)} layers"
-        )
+        got = f"split.partition: got {how!r} for {parts} parts"
+        raise ValueError(f"{got}, allowed is a cut of {len(costs)} layers")
     ends = list(accumulate(counts))
     return [range(end - count, end) for count, end in zip(counts, ends)]
 
@@ -152,5 +151,4 @@ def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: 
 
 def _both_passes(part: nn.Module, x: Tensor) -> None:
     x = x.detach().requires_grad_(x.is_floating_point())
-    wanted = [*part.parameters(), *([x] if x.requires_grad else [])]
-    torch.autograd.grad(part(x).sum(), wanted)
+    propagate(part(x).sum(), 1.0)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
+from itertools import product
 from operator import add
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from dlpar.collectives import star_broadcast
-from dlpar.comm import Request, wait_all
+from dlpar.comm import Comm, Request, wait_all
 from dlpar.memory import Memory
 from dlpar.models import Tied
 from dlpar.replica import Replica
 from dlpar.split.partition import partition
-from dlpar.split.schedules import SCHEDULES, Action, by_step
+from dlpar.split.schedules import DIRECTION, SCHEDULES, Action, by_step
 from dlpar.split.split import Split, Task, backward, derivative, moved, narrowed, release
 from dlpar.split.tensor import cut_layers, joined, level
 from dlpar.split.tensor_ops import Pause, TensorGroup, pair
@@ -154,8 +155,8 @@ class PipelineSplit(Split):
             return
         shape = (len(self._samples(action)[1]), *boundary)
         room = self.comm.empty(shape, self.task.activation_dtype)
-        source = (self.stage.number - DIRECTION[action.kind]) % self.stage.stages
-        self._coming[action] = self.stage.pp_group.irecv(room, source, self._tag(action)), room
+        group, source, tag = self.stage.channel(action.kind, -DIRECTION[action.kind], self._tag(action))
+        self._coming[action] = group.irecv(room, source, tag), room
 
     def _came(self, action: Action) -> Tensor:
         """Wait for the message that an action needs."""
@@ -166,14 +167,15 @@ class PipelineSplit(Split):
 
     def send(self, action: Action, result: Tensor) -> None:
         """Start sending a pass's result: forward to the next part, or backward to the previous part."""
-        number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
+        step, stage = DIRECTION[action.kind], self.stage
         # A result already has this shape and type, except in a world that computes no values. There it is a
         # single number.
         shape = (len(self._samples(action)[1]), *self.chunks[action.chunk].gives[action.kind])
         message = result.detach().expand(shape).to(self.task.activation_dtype)
         # The last stage sends to the first, which holds the next chunk.
-        tag = self._tag(action._replace(chunk=action.chunk + number // stages))
-        self._sending.append(self.stage.pp_group.isend(message, number % stages, tag))
+        tag = self._tag(action._replace(chunk=action.chunk + (stage.number + step) // stage.stages))
+        group, dest, tag = stage.channel(action.kind, step, tag)
+        self._sending.append(group.isend(message, dest, tag))
 
     def _tag(self, action: Action) -> int:
         """Return the tag of an action's message, at least 1.
@@ -210,13 +212,6 @@ class PipelineSplit(Split):
 
     def release(self) -> None:
         release(self.task.model, self.stage.layers)
-
-
-DIRECTION = {"F": +1, "B": -1}
-"""Distance to the stage that gets a pass's result: forward to the next, backward to the previous stage."""
-
-TIED = 0
-"""Tag of a weight that two stages share, and of its gradients. No micro-batch has this tag."""
 
 
 class Stage:
@@ -265,11 +260,32 @@ class Stage:
         later = task.comm.compute(lambda: Later(self.layers, task.memory)) if weights_wait else None
         self.chunks = [Chunk(self, part, own, later) for part, own in zip(self._of(self.number), held)]
         self._tied = self._find_tied(reduce(add, whole))
+        can = task.comm.world.native and task.experiment.split.traits.in_order
+        self._lanes = self._open_lanes() if can else {}
         self.speaker = (self.stages - 1) * mesh.sizes.get("tensor", 1)
 
     def _of(self, stage: int) -> range:
         """List the numbers of the parts that a stage holds."""
         return range(stage, len(self.parts), self.stages)
+
+    def _open_lanes(self) -> dict[tuple[str, int], Comm]:
+        """Form a group of two stages for each kind of message across each boundary. Collective.
+
+        Boundary b is between stages b and b + 1.  NCCL has no tags, and a message waits for earlier messages of
+        its group.  So a lane carries messages of one direction, in order.
+        """
+        lanes, last, wraps = {}, self.stages - 1, self.task.experiment.split.traits.has_chunks
+        for kind, turn in product(DIRECTION, range(2 + wraps)):
+            # Boundaries of one turn have no stage in common.
+            beside = [b for b in (self.number - 1, self.number) if (2 if b in (-1, last) else b % 2) == turn]
+            boundary = beside[0] % self.stages if beside else -1
+            lanes[kind, boundary] = self.pp_group.split(boundary + 1)
+        return lanes
+
+    def channel(self, kind: str, step: int, tag: int) -> tuple[Comm, int, int]:
+        """Return group, rank and tag for a message to or from the stage at distance `step`, 1 or -1."""
+        lane = self._lanes.get((kind, (self.number - (step < 0)) % self.stages))
+        return (lane, 1 - lane.rank, 0) if lane else (self.pp_group, (self.number + step) % self.stages, tag)
 
     def _find_tied(self, whole: nn.Module) -> list[tuple[int, Any]]:
         """List the parameters that this rank shares with another stage, each with that stage."""
@@ -305,7 +321,7 @@ class Stage:
         for stage, parameter in self._tied:
             mine, theirs = (comm.empty(parameter.shape, self.dtype) for _ in range(2))
             comm.compute(partial(mine.copy_, parameter.grad))
-            self.pp_group.sendrecv(mine, stage, theirs, stage, TIED)
+            self.pp_group.sendrecv(mine, stage, theirs, stage, 0)  # no micro-batch has tag 0
             comm.compute(partial(Tensor.add_, parameter.grad, theirs), cost=parameter.numel())
 
     def whole(self) -> nn.Module | None:
@@ -469,11 +485,8 @@ class Later:
 
         An embedding's gradient needs none.
         """
-        return sum(
-            2 * gradient.numel() * layer.weight[0].numel()
-            for layer, _, gradient in self._waiting[micro]
-            if not isinstance(layer, nn.Embedding)
-        )
+        products = [(layer, y) for layer, _, y in self._waiting[micro] if not isinstance(layer, nn.Embedding)]
+        return sum(2 * gradient.numel() * layer.weight[0].numel() for layer, gradient in products)
 
     def end(self, micro: int) -> None:
         """Add the delayed gradients of a micro-batch."""

@@ -30,6 +30,10 @@ class Action(NamedTuple):
     chunk: int = 0
 
 
+DIRECTION = {"F": +1, "B": -1}
+"""Distance to the stage that gets a pass's result: forward to the next, backward to the previous stage."""
+
+
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
     """Run all forward passes, then all backward passes in reverse order.
 

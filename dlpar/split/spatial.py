@@ -360,9 +360,6 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
     return layer, value
 
 
-HALO = 1
-"""Tag of halos. Tagged messages use MPI, because under NCCL two neighbours would wait for each other."""
-
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
 
@@ -443,11 +440,11 @@ class Halo:
         self, source: Tensor, give: Places, target: Tensor, take: Places, put: Callable
     ) -> Iterator[None]:
         """Send places of `source` and receive those of `target`, while the context's body computes."""
-        with self._pause():
+        with self._pause(), self.comm.together():
             # Receives first: an expected message need not be buffered.
             came = [(target[at], self.comm.empty(target[at].shape, target.dtype)) for at in take.values()]
-            requests = [self.comm.irecv(piece, rank, HALO) for rank, (_, piece) in zip(take, came)]
-            requests += [self.comm.isend(source[at].contiguous(), rank, HALO) for rank, at in give.items()]
+            requests = [self.comm.irecv(piece, rank, tag=0) for rank, (_, piece) in zip(take, came)]
+            requests += [self.comm.isend(source[at].contiguous(), rank) for rank, at in give.items()]
         yield
         with self._pause():
             wait_all(requests)

@@ -79,20 +79,18 @@ class Task:
         x, y = self.batch(step)
         return [(x, y)] if number == 1 else list(zip(x.tensor_split(number), y.tensor_split(number)))
 
-    def forward_pass(self) -> AbstractContextManager:
+    def forward_pass(self, casts: bool = True) -> AbstractContextManager:
         """Return the context of a forward pass. Mixed precision computes its products in bfloat16."""
         if self.experiment.precision != "bf16":
             return nullcontext()
-        return torch.autocast(self.comm.device.type, torch.bfloat16)
+        return torch.autocast(self.comm.device.type, torch.bfloat16, enabled=casts)
 
     def casts_kept(self) -> AbstractContextManager:
         """Return a context whose forward passes share their weights' casts to bfloat16.
 
         The weights must not change.
         """
-        if self.experiment.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.comm.device.type, enabled=False)  # the outermost context clears the casts
+        return self.forward_pass(casts=False)  # the outermost context clears the casts
 
     def share(self, samples: int) -> float:
         """Return the weight of samples in the mean over the global batch: samples / global_batch."""

@@ -72,9 +72,8 @@ def check(graph: Graph) -> None:
         if missing := [each.task for each in task.inputs if each.task not in known]:
             raise ValueError(f"graph: got input {missing[0]!r} of {task.name!r}, allowed is a task before it")
         if wrong := [each for each in task.inputs if not 0 <= each.part < each.parts]:
-            raise ValueError(
-                f"graph: got {wrong[0]} for {task.name!r}, allowed is a part from 0 to parts - 1"
-            )
+            got = f"graph: got {wrong[0]} for {task.name!r}"
+            raise ValueError(f"{got}, allowed is a part from 0 to parts - 1")
         known.add(task.name)
 
 

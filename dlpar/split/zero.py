@@ -34,7 +34,6 @@ class Buffer:
     def __init__(self, like: Sequence[Tensor], comm: Comm, memory: Memory) -> None:
         self.memory = memory
         self.flat = comm.empty(sum(tensor.numel() for tensor in like), dtype=like[0].dtype)
-        self.nbytes = self.flat.nbytes
         parts = self.flat.split([tensor.numel() for tensor in like])
         self.pieces = [part.view(tensor.shape) for part, tensor in zip(parts, like)]
         self.chunks = self.flat.tensor_split(comm.size)
@@ -42,7 +41,7 @@ class Buffer:
 
     def take(self) -> None:
         """Allocate the memory. Its contents are undefined."""
-        self.flat.untyped_storage().resize_(self.nbytes)
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
         self.memory.resized(self.flat)
 
     def let_go(self) -> None:

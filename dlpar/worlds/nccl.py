@@ -3,6 +3,9 @@
 NCCL has no any-source receives and no tags.  So MPI carries each message with a tag above 0, each object and
 each barrier. This carrier takes an untagged message between named peers, if the message is on this rank's
 device. A receive that could match both carriers is refused, because it would wait for one and miss the other.
+
+A message of NCCL waits for all earlier messages of its group.  So ranks that exchange several messages begin
+them together, and messages of different directions have different groups (:mod:`dlpar.split.pipeline`).
 """
 
 from __future__ import annotations

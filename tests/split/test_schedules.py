@@ -144,3 +144,26 @@ def test_a_schedule_can_be_added_from_outside(monkeypatch):
     )
     assert apart(found.losses, usual.losses) < 1e-12
     assert [steps[-1]["in_flight"] for steps in found.facts] == [1, 1]
+
+
+def messages(orders: list[list[Action]], stage: int, kind: str, first: int) -> list[tuple[int, int]]:
+    """The messages of a stage's passes in their order, by micro-batch and by the part of the model with them."""
+    parts = [
+        (each.micro, each.chunk * len(orders) + stage + first) for each in orders[stage] if each.kind == kind
+    ]
+    return [each for each in parts if min(each) >= 0]
+
+
+@pytest.mark.parametrize("name", [name for name, traits in config.SCHEDULES.items() if traits.in_order])
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+def test_a_schedule_in_order_takes_messages_as_they_are_sent(name, stages):
+    chunks = 3 if config.SCHEDULES[name].has_chunks else 1
+    for micros in (stages, 4 * stages):
+        orders = [SCHEDULES[name](stage, stages, micros, chunks) for stage in range(stages)]
+        for stage in range(stages):
+            # A message is known by the part that takes it; the first part takes none, and the last sends none.
+            for kind, step, last in (("F", 1, stages * chunks), ("B", -1, -1)):
+                sent = messages(orders, stage, kind, step)
+                taken = messages(orders, (stage + step) % stages, kind, 0)
+                taken = [each for each in taken if each[1] != (0 if kind == "F" else stages * chunks - 1)]
+                assert [each for each in sent if each[1] != last] == taken

@@ -11,19 +11,151 @@ from dlpar import Experiment
 
 from .test_devices import SHORT, SPLITS
 
+COUNTED = ["zero 1", "zero 3", "1f1b", "gpipe", "interleaved", "zb-h1", "pipedream"]
+"""Splits whose messages are ours, and counted."""
+
+OF_LIBRARY = ["tensor, mlp", "tensor, transformer", "spatial", "batch normalisation", "hybrid"]
+"""Splits with sums of the library, which does not say how many bytes they are."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["zero 1", "zero 3", "tensor, mlp", "tensor, transformer", "spatial", "batch normalisation", "hybrid"],
-)
+@pytest.mark.parametrize("name", [*COUNTED, *OF_LIBRARY])
 def test_gloo_stands_in_for_nccl_in_every_split(name):
     fields = {**SHORT, "dtype": "float64", **SPLITS[name]}
     found = dlpar.launch(Experiment(**fields, cluster={"carrier": "gloo"})).wait(60)
     assert set(found.ranks["carrier"]) == {"gloo"}
     np.testing.assert_allclose(found.curve["loss"], trained(**fields).losses, rtol=1e-9)
-    # Layers' messages are the library's, which does not say how many bytes they are.
-    assert found.steps["bytes"].isna().all() == ("zero" not in name)
+    assert found.steps["bytes"].isna().all() == (name in OF_LIBRARY)
+
+
+MLP = {"name": "mlp", "width": 16, "depth": 5}
+CASES = {
+    "gpipe": dict(workers=3, model=MLP, split={"kind": "pipeline", "schedule": "gpipe"}),
+    "1f1b": dict(workers=4, model=MLP, split={"kind": "pipeline", "schedule": "1f1b"}),
+    "zb-h1": dict(workers=3, model=MLP, split={"kind": "pipeline", "schedule": "zb-h1"}),
+    "one micro-batch": dict(workers=2, model=MLP, split={"kind": "pipeline", "microbatches": 1}),
+    "interleaved, 2": dict(
+        workers=2, model=MLP, split={"kind": "pipeline", "schedule": "interleaved", "microbatches": 4}
+    ),
+    "interleaved, 3": dict(
+        workers=3, model=MLP, split={"kind": "pipeline", "schedule": "interleaved", "microbatches": 6}
+    ),
+    "pipedream": dict(
+        workers=3, model=MLP, split={"kind": "pipeline", "schedule": "pipedream", "microbatches": 1}
+    ),
+    "halos": dict(
+        workers=4, model={"name": "cnn", "width": 16}, split={"kind": "spatial", "rows": 2, "columns": 2}
+    ),
+}
+
+
+def as_in_streams() -> dict:
+    """Have each message of a group begin after the group's messages before it, as in the stream of a GPU.
+
+    Returned are the sizes of messages by group, sender and receiver.
+    """
+    from collections import defaultdict
+    from concurrent.futures import ThreadPoolExecutor
+    from types import SimpleNamespace
+
+    import torch.distributed as dist
+
+    launch, streams, sizes, isend = dist.batch_isend_irecv, {}, defaultdict(list), dist.isend
+
+    def queued(operations):
+        for each in operations:
+            ends = dist.get_rank(), each.peer
+            ends = ends if each.op is isend else ends[::-1]
+            sizes[each.group.group_name, *ends].append(each.tensor.numel())
+
+        def done():
+            for work in launch(operations):
+                work.wait()
+
+        stream = streams.setdefault(operations[0].group, ThreadPoolExecutor(1))
+        future = stream.submit(done)
+        return [SimpleNamespace(wait=future.result, is_completed=future.done)]
+
+    dist.batch_isend_irecv = queued
+    return sizes
+
+
+def without_lanes() -> None:
+    """Send both directions of a pipeline's messages in one group, as a plain port to NCCL would."""
+    from dlpar.split.pipeline import DIRECTION, Stage
+
+    as_in_streams()
+    Stage.channel = lambda stage, kind, step, tag: (
+        stage.pp_group,
+        (stage.number + step) % stage.stages,
+        0 if kind in DIRECTION else tag,
+    )
+
+
+def train_natively(comm, fields, prepare) -> tuple[list[float], dict]:
+    """The losses of this rank, and the sizes of its messages.
+
+    No tensor of a step may go by MPI, which would stage it through the host.
+    """
+    from dlpar.comm import Recorder
+    from dlpar.train import train
+    from dlpar.worlds.mpi import MPIComm
+
+    losses = []
+
+    class Losses(Recorder):
+        def step(self, step, **facts):
+            losses.append(None if facts["loss"] is None else float(facts["loss"]))
+
+    def refused(*arguments, **named):
+        raise AssertionError("a tensor goes by MPI")
+
+    sizes = prepare()
+    MPIComm.send = MPIComm.isend = MPIComm.irecv = refused
+    train(comm, Experiment(**fields, cluster={"carrier": "gloo"}), Losses())
+    return losses, sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_messages_of_pipelines_and_halos_go_natively_where_each_waits_for_those_before_it(name):
+    fields = {**SHORT, "dtype": "float64", "evaluate_every": 1000, **CASES[name]}
+    workers = fields["workers"]
+    found = dlpar.spmd(train_natively, fields, as_in_streams, workers=workers, carrier="gloo", timeout=20)
+    (losses,) = [losses for losses, _ in found if None not in losses]
+    np.testing.assert_allclose(losses, trained(**fields).losses, rtol=1e-9)
+    # NCCL needs equal sizes at both ends, in the same order.
+    for rank, (_, sizes) in enumerate(found):
+        for (group, *ends), sent in sizes.items():
+            assert sent == found[ends[ends[0] == rank]][1][group, *ends]
+    assert all(sizes for _, sizes in found)
+
+
+@pytest.mark.slow
+def test_in_one_group_the_messages_of_a_pipeline_would_wait_for_ever():
+    fields = {**SHORT, "evaluate_every": 1000, **CASES["gpipe"]}
+    with pytest.raises(dlpar.JobFailed, match="no progress for 5 s"):
+        dlpar.spmd(train_natively, fields, without_lanes, workers=3, carrier="gloo", timeout=5)
+
+
+def test_messages_that_begin_together_do_not_wait_for_each_other():
+    def around(comm):
+        import torch
+
+        as_in_streams()
+        came = [torch.zeros(1 << 18) for _ in range(comm.size)]
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        with comm.together():
+            requests = [comm.irecv(came[rank], rank, 0) for rank in others]
+            requests += [comm.isend(torch.full((1 << 18,), comm.rank + 1.0), rank) for rank in others]
+        for request in requests:
+            request.wait()
+        return [int(each.unique().item()) for each in came], all(request.test() for request in requests)
+
+    ranks = dlpar.spmd(around, workers=3, carrier="gloo", timeout=10)
+    assert ranks == [([0, 2, 3], True), ([1, 0, 3], True), ([1, 2, 0], True)]
+    plain = dlpar.spmd(around, workers=3, timeout=10)
+    assert plain == ranks
 
 
 def as_in_torch_2_11() -> None:
