@@ -120,6 +120,7 @@ class MPIComm(Comm):
         self._progress: ProgressThread | None = None
         self._windows: list[MPI.Win | SharedCounter | LockedCounter] = []
         self._copies: deque[MPI.Request] = deque()
+        self._last: Any = (None, None)  # tensor and request of the last send from a copy
 
     @cached_property
     def among_all(self) -> list[int]:
@@ -148,8 +149,17 @@ class MPIComm(Comm):
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
         note = self.ipc.lend(tensor, self.among_all[dest]) if self.ipc else None
-        wire = staged(tensor) if note is None else note
+        if note is None and not tensor.is_cpu:
+            return self._send_staged(tensor, dest, tag)
+        wire = tensor.contiguous() if note is None else note
         return _Under(self, self.mpi.Isend(whole(wire), dest, tag), wire)
+
+    def _send_staged(self, tensor: torch.Tensor, dest: int, tag: int) -> _Under:
+        """Send a copy from host memory. All pending sends of a tensor share one, because it may not change."""
+        sent, before = self._last
+        wire = before.wire if sent is tensor and not before.complete else staged(tensor)
+        self._last = tensor, _Under(self, self.mpi.Isend(whole(wire), dest, tag), wire)
+        return self._last[1]
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
@@ -158,6 +168,7 @@ class MPIComm(Comm):
         return _Under(self, self.mpi.Irecv(whole(wire), *place), wire, into, source)
 
     def barrier(self) -> None:
+        self.world.settle()
         meet(self.mpi)
         self.mpi.Barrier()  # a short wait, after which all continue at the same moment
 
@@ -264,8 +275,8 @@ class _Under:
     def __init__(
         self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: Any = None, source: int = 0
     ) -> None:
-        self._comm, self._request, self._wire, self._into = comm, request, wire, into
-        self._status, self._source, self._complete, self._arrival = MPI.Status(), source, False, None
+        self._comm, self._request, self.wire, self._into = comm, request, wire, into
+        self._status, self._source, self.complete, self._arrival = MPI.Status(), source, False, None
 
     def wait(self) -> Arrival | None:
         if not self.test():
@@ -274,20 +285,20 @@ class _Under:
         return self._arrival
 
     def test(self) -> bool:
-        if not self._complete and self._look():
-            self._complete = True  # once, because MPI has forgotten the request
+        if not self.complete and self._look():
+            self.complete = True  # once, because MPI has forgotten the request
             if self._into is not None:
                 source, tag, nbytes = self._facts()
                 self._arrival = Arrival(source, tag, self._landed(source, tag, nbytes))
-        return self._complete
+        return self.complete
 
     def _landed(self, source: int, tag: int, nbytes: int) -> int:
         """Copy a complete message to its tensor, from the host or from another rank's device memory."""
         comm, into, lent = self._comm, self._into, None
         if comm.ipc and nbytes == NOTE:
-            lent = comm.ipc.fetch(self._wire, into, comm.traffic.queued)
+            lent = comm.ipc.fetch(self.wire, into, comm.traffic.queued)
         if lent is None:
-            return landed(self._wire, into, nbytes)
+            return landed(self.wire, into, nbytes)
         if lent > into.nbytes:
             raise too_long(into.nbytes, source, tag, lent, comm.rank)
         return lent
@@ -300,7 +311,7 @@ class _Under:
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-        raise too_long(self._wire.nbytes, *self._facts(), self._comm.rank)
+        raise too_long(self.wire.nbytes, *self._facts(), self._comm.rank)
 
     def _facts(self) -> tuple[int, int, int]:
         """Return a complete message's source, tag and bytes."""
@@ -356,15 +367,13 @@ def _across(leaders: MPI.Intracomm) -> float:
                 leaders.recv(source=other)
                 leaders.send(time.monotonic() - zero, dest=other)
         return zero
-    best, zero = float("inf"), 0.0
+    trips = []
     for _ in range(ROUND_TRIPS):
         asked = time.monotonic()
-        leaders.send(None, dest=0)
-        since = leaders.recv(source=0)
+        since = leaders.sendrecv(None, dest=0, source=0)
         answered = time.monotonic()
-        if answered - asked < best:
-            best, zero = answered - asked, (asked + answered) / 2 - since
-    return zero
+        trips.append((answered - asked, (asked + answered) / 2 - since))
+    return min(trips)[1]
 
 
 class SharedCounter:

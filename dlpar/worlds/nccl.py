@@ -94,14 +94,15 @@ class DistributedComm(MPIComm):
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        if tag or self._is_foreign(tensor):
+        check_peer(self, dest, "dest")
+        if self._goes_by_mpi(tensor, dest, tag):
             return super().send(tensor, dest, tag)
         self.isend(tensor, dest).wait()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
-        if tag or self._is_foreign(tensor):
-            return super().isend(tensor, dest, tag)
         check_peer(self, dest, "dest")
+        if self._goes_by_mpi(tensor, dest, tag):
+            return super().isend(tensor, dest, tag)
         self.traffic.sent(tensor.nbytes)
         return _UnderWay(self, dist.isend, tensor, dest)
 
@@ -123,30 +124,19 @@ class DistributedComm(MPIComm):
         if batch is not outer and batch:
             batch.works = dist.batch_isend_irecv(batch)
 
-    def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Return whether MPI must carry a tensor because this carrier cannot reach it."""
-        return tensor.device.type != self.device.type
-
-    def _goes_by_mpi(self, into: torch.Tensor, source: int, tag: int) -> bool:
-        """Return whether MPI carries the message to receive.
-
-        Refuse a receive that both carriers might serve.
-        """
-        if tag > 0 or self._is_foreign(into):
+    def _goes_by_mpi(self, tensor: torch.Tensor, peer: int, tag: int) -> bool:
+        """Return whether MPI carries a message. Refuse a receive that both carriers might serve."""
+        if tag > 0 or tensor.device.type != self.device.type:
             return True
-        if source == tag == ANY and into.is_cpu:  # a packet, which gloo could carry, but it has a tag
+        if peer == tag == ANY and tensor.is_cpu:  # a packet, which gloo could carry, but it has a tag
             return True
-        if ANY in (source, tag):
-            missing = "source" if source == ANY else "tag"
+        if ANY in (peer, tag):
+            missing = "source" if peer == ANY else "tag"
             raise ValueError(
                 f"recv: got {missing} ANY, allowed on {self.world.carrier} is a named source with tag 0, for a "
                 f"message without a tag, or a tag above 0"
             )
         return False
-
-    def barrier(self) -> None:
-        self.world.settle()
-        super().barrier()
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
         ranks = mpi.allgather(dist.get_rank())

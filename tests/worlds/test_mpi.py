@@ -349,3 +349,33 @@ def test_clocks_of_several_machines_are_brought_together():
 
     zeros = dlpar.spmd(zero, workers=2)
     assert abs(zeros[0] - zeros[1]) < 0.002
+
+
+def test_a_tensor_of_a_gpu_is_copied_to_the_host_once_for_all_its_receivers():
+    def gossiped(comm):
+        import torch
+
+        from dlpar.sync.gossip import exchange
+        from dlpar.worlds import mpi
+
+        class OnGPU(torch.Tensor):
+            is_cpu = False
+
+        copies = []
+
+        def staged(tensor):
+            copies.append(torch.tensor(tensor.tolist()))
+            return copies[-1]
+
+        mpi.staged = staged
+        others, sums = [rank for rank in range(comm.size) if rank != comm.rank], []
+        mine = torch.full((5000,), comm.rank + 1.0).as_subclass(OnGPU)
+        for _ in range(3):
+            arrived = [torch.zeros(5000) for _ in others]
+            exchange(comm, mine, others, arrived, others)
+            sums.append(int(sum(arrived).unique().item()))
+            mine.mul_(10)  # a new copy from now on
+        return len(copies), sums
+
+    found = dlpar.spmd(gossiped, workers=4, timeout=20)
+    assert found == [(3, [10 - own, 100 - 10 * own, 1000 - 100 * own]) for own in (1, 2, 3, 4)]

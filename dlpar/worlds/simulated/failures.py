@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 
 USEFUL = ("computing", "communicating", "waiting")
 """Kinds of useful time, in steps that count."""
@@ -41,17 +41,15 @@ Interval = int | Callable[[float, list[float]], int]
 
 
 def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
-    """Yield an endless series of failure times with exponentially distributed gaps of this mean."""
+    """Return an endless series of failure times with exponentially distributed gaps of this mean."""
     from dlpar.config.generator import generator  # here, because goodput alone needs no NumPy
 
-    draw, at = generator(seed, "failures"), 0.0
-    while True:
-        at += draw.exponential(mtbf)
-        yield at
+    draw = generator(seed, "failures")
+    return accumulate(draw.exponential(mtbf) for _ in count())
 
 
 def at_intervals(seconds: float) -> Iterator[float]:
-    """Yield an endless series of failure times at equal intervals."""
+    """Return an endless series of failure times at equal intervals."""
     return (n * seconds for n in count(1))
 
 

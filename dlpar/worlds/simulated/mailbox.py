@@ -82,8 +82,7 @@ class Receive:
         self.waiting = False
 
     def matches(self, message: Message) -> bool:
-        is_source = self.source == message.source or self.source == ANY
-        return is_source and (self.tag == message.tag or self.tag == ANY)
+        return self.source in (message.source, ANY) and self.tag in (message.tag, ANY)
 
     def test(self) -> bool:
         """Return whether the message is complete."""
