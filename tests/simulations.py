@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from dlpar import Experiment, Run
 from dlpar.jobs.rank import simulate
+from dlpar.lab.sweep import Outcome, run_all
 from dlpar.worlds.platforms import Device, Link, Platform
 from dlpar.worlds.simulated.run import run_program, simulated_world
 
@@ -56,3 +60,30 @@ def simulation_of(experiment: Experiment, folder) -> Run:
     (folder / "experiment.json").write_text(experiment.to_json())
     assert simulate(folder, experiment) == 0
     return Run(folder)
+
+
+class Simulations:
+    """Stands in for ``run_all``: simulations run in this process, and equal ones once.
+
+    To start and end a job takes as long as most of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.done = folder, dict[str, Run]()
+
+    def __call__(self, experiments: list[Experiment], *given, **named) -> list[Outcome]:
+        outcomes = []
+        for each in experiments:
+            if each.cluster.world == "simulated":
+                outcomes.append(Outcome(each, "done", run=self.run_of(each)))
+            else:
+                outcomes += run_all([each], *given, **named)
+        return outcomes
+
+    def run_of(self, experiment: Experiment) -> Run:
+        """A finished run of a simulated experiment."""
+        key = experiment.to_json()
+        if key not in self.done:
+            run = self.done[key] = simulation_of(experiment, self.folder / str(len(self.done)))
+            (run.path / "summary.json").write_text(json.dumps(run.summary))
+        return self.done[key]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulations import Simulations
 
 from dlpar import Experiment
 from dlpar.course import labs
@@ -157,7 +158,8 @@ CHANCE = (
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("name", CHANCE)
-def test_a_claim_holds_for_four_more_seeds(name, seed):
+def test_a_claim_holds_for_four_more_seeds(name, seed, monkeypatch, tmp_path):
+    monkeypatch.setattr("dlpar.course.rehearse.run_all", Simulations(tmp_path))
     found = next(rehearse([(lab, row) for lab, row in labs.rows() if row.name == name], seed=seed))
     assert found.held, found.said
 
@@ -175,7 +177,10 @@ def test_shares_of_batches_are_read_once_in_an_epoch(seed):
 
 
 @pytest.mark.slow
-def test_four_times_the_gpus_save_fewer_steps_where_the_batch_is_large_for_five_seeds_at_their_best_rates():
+def test_four_times_the_gpus_save_fewer_steps_where_the_batch_is_large_for_five_seeds_at_their_best_rates(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr("dlpar.course.labs.scaling.run_all", Simulations(tmp_path))
     wide = presets.steps_to_goal(seeds=5, rates=(0.2, 0.4, 0.8, 1.2, 1.6))
     steps = wide[wide["rate"].between(0.4, 1.2)]  # the grid of the lab
     best, of_wide = (each.groupby(["seed", "GPUs"])["steps"].min().unstack() for each in (steps, wide))

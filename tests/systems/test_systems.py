@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from simulations import Simulations
 
 from dlpar.cli import main
 from dlpar.config.experiment import Experiment
@@ -34,10 +35,16 @@ def test_there_are_24_systems_or_more_each_with_its_own_name_source_and_place_on
         )
 
 
+@pytest.fixture(scope="module")
+def simulations(tmp_path_factory):
+    return Simulations(tmp_path_factory.mktemp("systems"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
-def test_the_figures_of_a_system_hold_in_its_runs(name):
+def test_the_figures_of_a_system_hold_in_its_runs(name, simulations, monkeypatch):
+    monkeypatch.setattr("dlpar.systems.record.run_all", simulations)
     system = find(name, SYSTEMS)
     found = compare(system, run(system, jobs=1))
     assert [each for each in found if each.held is False] == []
