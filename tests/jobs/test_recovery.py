@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,12 @@ def dying(die, on_death="shrink", **changes):
         "deaths": {"on_death": on_death, "die": die},
     }  # fmt: skip
     return dlpar.Experiment(**{**usual, **changes})
+
+
+@cache
+def losses_alone(optimizer, lr):
+    """Losses of one process without a death."""
+    return dlpar.launch(dying({}, "end", workers=1, optimizer=optimizer, lr=lr)).wait().curve["loss"]
 
 
 def deaths(run):
@@ -72,10 +79,9 @@ def test_survivors_of_a_synchronous_run_learn_what_one_process_learns(die, chang
     assert {rank for rank, _ in counted} == set(die) and min(workers for _, workers in counted) == left
     assert run.curve["step"].tolist() == list(range(STEPS)) and run.summary["steps"] == STEPS
     assert (run.curve["samples"].diff().dropna() == 60).all()  # the same global batches, divided anew
-    alone = dlpar.launch(
-        experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
-    ).wait()
-    assert np.allclose(run.curve["loss"], alone.curve["loss"], rtol=0, atol=1e-9)
+    assert np.allclose(
+        run.curve["loss"], losses_alone(experiment.optimizer, experiment.lr), rtol=0, atol=1e-9
+    )
     assert run.reason == "all ranks finished" and run.status == "done"
 
 
@@ -135,8 +141,9 @@ def test_paced_and_simulated_ranks_die_alike(n, name):
         # Until all were told, and until they continued; a step that all finished is recorded in between.
         seconds = runs[0].steps.groupby("rank")["t"].diff().max()
         assert 0.1 <= seconds < 0.22
-        alone = experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
-        assert np.allclose(runs[0].curve["loss"], dlpar.launch(alone).wait().curve["loss"], rtol=0, atol=1e-9)
+        assert np.allclose(
+            runs[0].curve["loss"], losses_alone(experiment.optimizer, experiment.lr), rtol=0, atol=1e-9
+        )
 
 
 @pytest.mark.slow
@@ -272,8 +279,9 @@ def test_a_second_death_during_the_restart_loses_no_step(changes, seat, monkeypa
     assert abs(run.summary["steps"] - STEPS) <= run.experiment.sync.runs_free
     assert run.steps[["rank", "step"]].duplicated().sum() == 0
     if not run.experiment.sync.runs_free and run.experiment.sync.scheme != "gossip":
-        alone = run.experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
-        assert np.allclose(run.curve["loss"], dlpar.launch(alone).wait().curve["loss"], rtol=0, atol=1e-9)
+        assert np.allclose(
+            run.curve["loss"], losses_alone(run.experiment.optimizer, run.experiment.lr), rtol=0, atol=1e-9
+        )
 
 
 def test_a_server_that_dies_before_its_successor_has_a_copy_ends_the_job_in_a_sentence(monkeypatch, tmp_path):
@@ -293,10 +301,9 @@ def test_deaths_during_the_start_of_a_resumed_run_lose_no_step_either(monkeypatc
     status, run = simulate(tmp_path, experiment, attempt=Attempt.of(tmp_path)), Run(tmp_path)
     assert status == 0 and {dead for dead, _ in deaths(run)} >= {1, 2}
     assert run.curve["step"].tolist() == list(range(STEPS))
-    alone = dlpar.launch(
-        experiment.replace(workers=1, deaths={"on_death": "end", "die": {}}, sync="ring")
-    ).wait()
-    assert np.allclose(run.curve["loss"], alone.curve["loss"], rtol=0, atol=1e-9)
+    assert np.allclose(
+        run.curve["loss"], losses_alone(experiment.optimizer, experiment.lr), rtol=0, atol=1e-9
+    )
 
 
 def test_shards_from_before_a_death_complete_no_later_snapshot(tmp_path):
