@@ -89,7 +89,7 @@ def test_every_bulk_synchronous_scheme_gives_the_losses_of_one_process(sync):
 
 @MANY
 def test_float32_losses_at_the_defaults_stay_within_1e_4(sync):
-    for workers in (2, 3, 4, 8):
+    for workers in (3, 8):  # uneven shares, and the longest sums; the test above tries 2 and 4, too
         assert apart(alone_at_the_defaults(), simulated(workers=workers, sync=sync, dtype="float32")) < 1e-4
 
 
