@@ -121,14 +121,14 @@ def test_hosts_of_one_name_are_refused(tmp_path):
     assert sentence in said and time.monotonic() - began < 30
 
 
-RING = ["--width", "1024", "--batch", "32", "--steps", "14"]
+RING = ["--width", "1024", "--batch", "32", "--steps", "10"]
 PIPELINE = [
     "--width",
     "512",
     "--batch",
     "1400",
     "--steps",
-    "14",
+    "10",
     "--split",
     "pipeline",
     "--microbatches",
@@ -138,11 +138,19 @@ MEASURE = "import sys, json; from dlpar.theory.calibrate import between_hosts as
 MEASURE += "print(json.dumps({**p, 'between': p['between'].model_dump()}))"
 
 
+@pytest.fixture(scope="module")
+def measured_hosts(tmp_path_factory):
+    """Two hosts, and what was measured of their link."""
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
+    measuring = hosts.begin(sys.executable, "-c", MEASURE, str(hosts.file))
+    yield hosts, json.loads(measuring.communicate(timeout=60)[0])
+    hosts.close()
+
+
 @pytest.mark.timed
 @pytest.mark.parametrize("flags", [RING, PIPELINE], ids=["ring", "pipeline"])
-def test_two_hosts_train_as_fast_as_simulated_on_the_link_that_was_measured(hosts, flags, tmp_path):
-    measuring = hosts.begin(sys.executable, "-c", MEASURE, str(hosts.file))
-    nodes = json.loads(measuring.communicate(timeout=60)[0])
+def test_two_hosts_train_as_fast_as_simulated_on_the_link_that_was_measured(measured_hosts, flags, tmp_path):
+    hosts, nodes = measured_hosts
     assert 10.5e6 < nodes["between"]["bandwidth"] < 12.5e6 and nodes["nodes"] == 2
     said, complaint = hosts.train("--evaluate-every", "0", *flags).communicate(timeout=90)
     assert said, complaint
