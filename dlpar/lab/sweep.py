@@ -18,7 +18,7 @@ from dlpar.jobs.run import Run
 from dlpar.theory import predict
 from dlpar.worlds.mpiexec import NoMPI
 
-LOOK = 0.05
+LOOK = 0.01
 """Seconds between two checks of whether a job has ended."""
 
 

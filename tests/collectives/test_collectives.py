@@ -24,8 +24,8 @@ CASES = st.lists(
             "group": st.integers(1, 10),
         }
     ),
-    min_size=8,
-    max_size=8,
+    min_size=4,
+    max_size=4,
 )
 EDGES = [
     {"count": count, "dtype": dtype, "seed": 1, "root": 1, "depth": depth, "group": group}

@@ -77,7 +77,7 @@ def test_labs_state_their_device(monkeypatch):
     monkeypatch.setattr("dlpar.course.labs.scaling.run_all", not_run)
     monkeypatch.setattr("dlpar.course.labs.when_machines_die.launch", not_run)
     # These return no experiments.
-    measuring = ("sharded_reading", "ring_always_wins", "additions", "products")
+    measuring = ("sharded_reading", "ring_always_wins", "additions", "products", "this_machine")
     for row in (row for _, row in labs.rows() if row.name not in measuring):
         for runs in filter(None, (row.preset, row.runs)):
             with suppress(RuntimeError, TypeError):  # some need an argument of the notebook
