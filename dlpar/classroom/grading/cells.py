@@ -176,6 +176,7 @@ class CellComm:
 
     judge: Connection
     send, recv, sendrecv, compute, empty = Comm.send, Comm.recv, Comm.sendrecv, Comm.compute, Comm.empty
+    together = Comm.together  # sendrecv calls it
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
