@@ -203,7 +203,7 @@ HUB_PROXY = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; [ -e $(VENV)/bin/configurable-h
 TYPESCRIPT = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; [ -e $(VENV)/bin/tsc ] \
     || $(NPM_INSTALL) typescript@5.9.3 >/dev/null
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml Makefile
 	@if [ "$$(cat $@ 2>/dev/null || pwd -P)" != "$(HERE)" ] || ! $(PY) -c '$(COMPLETE)' 2>/dev/null; then \
 	  python=; for name in $(PYTHON); do \
 	    if "$$name" -c '$(SUITABLE)' 2>/dev/null; then python=$$name; break; fi; done; \
