@@ -17,7 +17,7 @@ from dlpar.jobs.control_groups import cores
 from dlpar.jobs.launch import Job, check_machine, spmd
 from dlpar.theory.collectives import fitted
 from dlpar.theory.layers import sizes
-from dlpar.worlds.mpiexec import hosts_of
+from dlpar.worlds.mpiexec import EAGER, hosts_of
 from dlpar.worlds.platforms import Device, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
@@ -70,9 +70,9 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
     BadExperiment
         If the file is not a hostfile, or names fewer hosts.
     """
-    cluster = between_hosts(hostfile) if hostfile else {"devices": RANKS}
     measure = lambda comm: (there_and_back(comm), comm.world.eager)
     times, eager = spmd(measure, workers=2, timeout=LIMIT)[0]
+    cluster = between_hosts(hostfile) if hostfile else {"devices": RANKS, "eager": eager}
     several = cores() > 1  # otherwise ranks take turns, and an exchange shows only that
     alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **SHORT}
     few, many = (Experiment(workers=1 + several, batch=batch, **alone) for batch in (SMALL, LARGE))
@@ -87,14 +87,14 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
         f"turns, and no prediction holds"
     )
     inside = Link(_rounded(link.latency), _rounded(link.bandwidth))
-    found = Platform(name=HERE, source=source, device=device, inside=inside, eager=eager, **cluster)
+    found = Platform(name=HERE, source=source, device=device, inside=inside, **cluster)
     file = private_folder(here_file().parent) / here_file().name
     file.write_text(found.model_dump_json(exclude_unset=True, indent=1) + "\n")
     return platform(HERE)
 
 
 def between_hosts(hostfile: str) -> dict[str, Any]:
-    """Return a platform's nodes, their devices and the link between nodes, for the hosts of a hostfile.
+    """Return a platform's nodes, their devices and what lies between nodes, for the hosts of a hostfile.
 
     In training, half of the messages are sent while another message arrives.  If both directions share the
     capacity of the link or the processors, each is slower than alone.  So the result uses the mean of the
@@ -114,6 +114,7 @@ def between_hosts(hostfile: str) -> dict[str, Any]:
     link = fitted(FAR, [(a + p) / 2 for a, p in zip(alone, passing)])
     devices = min(slots or cores() for slots in hosts.values())
     return {
+        "eager": EAGER,
         "nodes": len(hosts),
         "devices": devices,
         "between": Link(_rounded(link.latency), _rounded(link.bandwidth)),

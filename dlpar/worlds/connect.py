@@ -143,8 +143,7 @@ def _visible(cluster: Cluster) -> tuple[list[str], str]:
     if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
         return [], ""
     try:
-        numbers = range(torch.cuda.device_count())
-        return [str(torch.cuda.get_device_properties(i).uuid) for i in numbers], ""
+        return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())], ""
     except RuntimeError as error:  # an old driver
         return [], str(error).strip().split("\n")[0]
 

@@ -67,8 +67,7 @@ class Starter:
             flags += ["--with-ft", "ulfm"]
         if hostfile is not None:
             if self.dialect in ("srun", "plain"):
-                why = "takes no hostfile; it starts ranks where its scheduler says"
-                raise NoMPI(f"cluster.hostfile: {self.path} {why}")
+                raise NoMPI(f"cluster.hostfile: {self.path} takes none; its scheduler places ranks")
             _check_names(hostfile)
             flags += ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
         return [self.path, *flags, "-n", str(ranks), *program]
@@ -163,6 +162,10 @@ def _is_here(host: str) -> bool:
     return False
 
 
+EAGER = 1 << 20
+"""Bytes of a message between hosts up to which a sender does not wait for the receiver."""
+
+
 def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
     """Return this process's environment with settings for a quick, quiet, private start.
 
@@ -196,10 +199,17 @@ def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_
             "PRTE_MCA_prte_tmpdir_base": str(folder),
         }
     else:
+        limits = (f"OMPI_MCA_btl_tcp_{name}" for name in ("eager_limit", "rndv_eager_limit", "rcvbuf"))
         settings |= {
             # On one TCP connection, a receiver's ready message queues behind the receiver's own data. Then
             # one direction of an exchange often begins only after the other has ended, at half the rate.
             "OMPI_MCA_btl_tcp_links": "2",
+            # A message that first asks its receiver waits while either rank computes. The kernels at both ends
+            # move a shorter one meanwhile.
+            **dict.fromkeys(limits, str(EAGER)),
+            # With megabytes waiting in the kernel for each receiver, a server's answers share the wire, and the
+            # first arrives as late as the last.
+            "OMPI_MCA_btl_tcp_sndbuf": str(EAGER // 4),
             # A vanished host sends nothing. So after 2 s of silence, check three times, once a second.
             "PRTE_MCA_oob_tcp_keepalive_time": "2",
             "PRTE_MCA_oob_tcp_keepalive_intvl": "1",
