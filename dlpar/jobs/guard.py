@@ -96,7 +96,8 @@ class Guardian:
                 if processes.has_children(but=1) and self.mpiexec.poll() is None:
                     processes.kill(self._below(but=self.mpiexec.pid))
                 if self.outcome is None and self._is_over():
-                    self._drain()
+                    for _ in range(100):  # the rest of its output; a process that is left may write forever
+                        self._hear(0)
                     self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode))
         except slots.NoSlots as error:
             self.end("failed", str(error))
@@ -269,11 +270,6 @@ class Guardian:
         """Return whether mpiexec has ended without leaving a process that may still become a rank."""
         status = self.mpiexec.poll()
         return status is not None and bool(status or diagnosis.pids_of(self.folder) or not self._below())
-
-    def _drain(self) -> None:
-        """Copy the rest of the pipes to the log."""
-        for _ in range(100):  # a process that is left may write forever
-            self._hear(0)
 
     # -- when it ends ----------------------------------------------------
 

@@ -25,7 +25,7 @@ from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.diagnosis import OF_ALL, REMOVED, dead_in, pids_of, still_ranks
+from dlpar.jobs.diagnosis import OF_ALL, REMOVED, dead_in, pids_of, rank_files, still_ranks
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
 from dlpar.jobs.run import Run
@@ -146,17 +146,19 @@ class Job:
         return len(still_ranks(pids_of(self.folder)))
 
     def kill(self, rank: int) -> None:
-        """Kill a real rank now, as if its machine died. In other worlds the rank dies after its current step.
+        """Kill a real rank now, as if its machine died.
+
+        A rank of another host, or of another world, dies after its current step.
 
         Raises
         ------
         ValueError
-            If there is no such living rank on this machine.
+            If there is no such living rank.
         """
         self._order(rank, die=True)
 
     def pause(self, rank: int, seconds: float = 3.0) -> None:
-        """Pause a rank for this many seconds. SIGSTOP stops a real rank. Other ranks pause on their own clock.
+        """Pause a rank for this many seconds. SIGSTOP stops a real rank of this machine. Others pause after a step.
 
         Raises
         ------
@@ -182,17 +184,23 @@ class Job:
         self._order(rank, factor=factor)
 
     def _order(self, rank: int, **order: float) -> None:
-        """Let the guardian signal a rank, or write the order that the rank reads after each step."""
+        """Let the guardian signal a rank, or write the order that the rank reads after each step.
+
+        Real ranks of this machine are signalled, but for a factor. Workers of other hosts read.
+        """
         e, pids = self._experiment, pids_of(self.folder)
-        can, is_real = {pids[pid] for pid in still_ranks(pids)}, e.cluster.world == "real"
-        if can and not is_real:
-            can = set(range(e.ranks)) - dead_in(self.folder)
-        if "factor" in order or ("stall" in order and not is_real):
-            can -= set(range(e.workers, e.members))  # servers have no delays
-        if rank not in can:
-            allowed = f"one of {sorted(can)}, alive on this machine" if can else "none: no rank is alive"
+        here, is_real = {pids[pid] for pid in still_ranks(pids)}, e.cluster.world == "real"
+        others = set(range(e.ranks if here else 0))
+        if is_real:
+            others = set() if self.ended else set(rank_files(self.folder)) - set(pids.values())
+        reading = others - dead_in(self.folder) | (here if is_real and "factor" in order else set())
+        if "die" not in order:
+            reading -= {*range(e.workers, e.members)}  # servers have no delays
+        signalled = here if is_real and "factor" not in order else set()
+        if rank not in (can := signalled | reading):
+            allowed = f"one of {sorted(can)}, alive now" if can else "none: no rank is alive"
             raise ValueError(f"rank: got {rank}, allowed is {allowed}")
-        if is_real and "factor" not in order:
+        if rank in signalled:
             return self._tell(json.dumps({"rank": rank, **order}))
         with open(self.folder / ORDERS, "a") as file:
             file.write(json.dumps({"k": "order", "rank": rank, **order}) + "\n")

@@ -28,8 +28,7 @@ def main() -> None:
         # ended.
         status = next(answers)
     except OSError:  # the fork server has just left, or cannot fork: start cold
-        python = [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]]
-        os.execv(python[0], python)
+        os.execv(sys.executable, [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]])
     try:
         while not isinstance(status, int):
             status = next(answers)

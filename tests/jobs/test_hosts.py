@@ -111,6 +111,40 @@ def test_a_host_that_vanishes_is_named_and_nothing_is_left_on_it(hosts):
     eventually(lambda: not mine(), 15, "no rank is left, on the host that is cut off neither")
 
 
+ORDERS = """
+import sys, time
+from dlpar import Experiment, launch
+deaths = {"on_death": "shrink"}
+e = Experiment(workers=2, steps=10**6, deaths=deaths, cluster={"hostfile": sys.argv[1], "threads": 1})
+job = launch(e)
+def eventually(found):
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end and not job.ended, job.run.reason
+        time.sleep(0.1)
+eventually(lambda: set(job.run.steps["rank"]) == {0, 1})
+job.slow(1, 3.0)
+job.pause(1, 0.5)
+orders = lambda: job.run.events.query("name == 'ordered' and source == 'rank-1'")
+eventually(lambda: len(orders()) == 2)
+job.kill(1)
+eventually(lambda: len(job.run.events.query("name == 'death' and source == 'rank-0'")))
+done = job.run.steps["step"].max()
+eventually(lambda: job.run.steps["step"].max() > done + 50)
+try:
+    job.kill(1)
+except ValueError as error:
+    print(error)
+job.stop()
+"""
+
+
+def test_a_rank_of_another_host_is_slowed_paused_and_killed_and_the_other_goes_on(hosts):
+    told = hosts.begin(sys.executable, "-c", ORDERS, str(hosts.file))
+    said, complaint = told.communicate(timeout=110)
+    assert said.startswith("rank: got 1, allowed is one of [0], alive now"), complaint
+
+
 def test_hosts_of_one_name_are_refused(tmp_path):
     """Open MPI's launcher would wait for ever."""
     hosts, began = Hosts(tmp_path, ("one", "one")), time.monotonic()
