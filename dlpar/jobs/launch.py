@@ -148,12 +148,12 @@ class Job:
     def kill(self, rank: int) -> None:
         """Kill a real rank now, as if its machine died.
 
-        A rank of another host, or of another world, dies after its current step.
+        A rank of another host that shares the run folder, or of another world, dies after its current step.
 
         Raises
         ------
         ValueError
-            If there is no such living rank.
+            If there is no such living rank within reach.
         """
         self._order(rank, die=True)
 
@@ -186,7 +186,8 @@ class Job:
     def _order(self, rank: int, **order: float) -> None:
         """Let the guardian signal a rank, or write the order that the rank reads after each step.
 
-        Real ranks of this machine are signalled, but for a factor. Workers of other hosts read.
+        Real ranks of this machine are signalled, but for a factor. Workers of other hosts read,
+        if the hosts share the run folder.
         """
         e, pids = self._experiment, pids_of(self.folder)
         here, is_real = {pids[pid] for pid in still_ranks(pids)}, e.cluster.world == "real"

@@ -135,7 +135,7 @@ def test_a_job_that_ends_with_a_rank_killed_by_hand_says_so():
 def test_what_no_rank_can_do_is_refused_in_a_sentence():
     job = begun("real", sync={"scheme": "ps"})
     for order, said in (
-        (lambda: job.kill(4), r"rank: got 4, allowed is one of \[0, 1, 2, 3\], alive on this machine"),
+        (lambda: job.kill(4), r"rank: got 4, allowed is one of \[0, 1, 2, 3\], alive now"),
         (lambda: job.slow(3), r"rank: got 3, allowed is one of \[0, 1, 2\]"),
         (lambda: job.slow(0, 0.5), "factor: got 0.5, allowed is 1 to 100"),
         (lambda: job.pause(0, 31), "seconds: got 31, allowed is above 0 and at most 30"),

@@ -537,7 +537,7 @@ def test_ranks_are_slowed_and_killed_by_a_press_and_the_others_go_on():
     until(lambda: of_ranks(page) == {0: "dead", 1: "", 2: ""})
     died = panel.state["done"]
     page.do(do="pause", rank=0)
-    assert "rank: got 0, allowed is one of [1, 2], alive on this machine" in page.state["message"]
+    assert "rank: got 0, allowed is one of [1, 2], alive now" in page.state["message"]
     panel.wait(60)
     assert panel.state["done"] == 200 > died and page.state["ranks"] == []
     assert "rank 0 died after step" in panel.figures["Convergence"].caption
