@@ -196,7 +196,7 @@ class Job:
             others = set() if self.ended else set(rank_files(self.folder)) - set(pids.values())
         reading = others - dead_in(self.folder) | (here if is_real and "factor" in order else set())
         if "die" not in order:
-            reading -= {*range(e.workers, e.members)}  # servers have no delays
+            reading -= set(range(e.workers, e.members))  # servers have no delays
         signalled = here if is_real and "factor" not in order else set()
         if rank not in (can := signalled | reading):
             allowed = f"one of {sorted(can)}, alive now" if can else "none: no rank is alive"

@@ -108,9 +108,8 @@ def _identify(path: str) -> Starter:
     first = said.splitlines()[0] if said else "unknown"
     if open_mpi := re.search(r"\(?(?:Open ?MPI|OpenRTE|Open MPI)\)? (\d+)\.", said, re.I):
         return Starter(path, "openmpi5" if int(open_mpi[1]) >= 5 else "openmpi4", first)
-    if "hydra" in said.lower() or "Intel(R) MPI" in said:
-        return Starter(path, "hydra", first)
-    return Starter(path, "plain", first)
+    is_hydra = "hydra" in said.lower() or "Intel(R) MPI" in said
+    return Starter(path, "hydra" if is_hydra else "plain", first)
 
 
 def on_one_host(starter: Starter, hostfile: str | None) -> bool:
@@ -199,14 +198,13 @@ def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_
             "PRTE_MCA_prte_tmpdir_base": str(folder),
         }
     else:
-        limits = (f"OMPI_MCA_btl_tcp_{name}" for name in ("eager_limit", "rndv_eager_limit", "rcvbuf"))
         settings |= {
             # On one TCP connection, a receiver's ready message queues behind the receiver's own data. Then
             # one direction of an exchange often begins only after the other has ended, at half the rate.
             "OMPI_MCA_btl_tcp_links": "2",
             # A message that first asks its receiver waits while either rank computes. The kernels at both ends
             # move a shorter one meanwhile.
-            **dict.fromkeys(limits, str(EAGER)),
+            **{f"OMPI_MCA_btl_tcp_{k}": str(EAGER) for k in ("eager_limit", "rndv_eager_limit", "rcvbuf")},
             # With megabytes waiting in the kernel for each receiver, a server's answers share the wire, and the
             # first arrives as late as the last.
             "OMPI_MCA_btl_tcp_sndbuf": str(EAGER // 4),

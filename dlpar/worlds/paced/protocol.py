@@ -40,8 +40,10 @@ class Link:
         self.socket, self._poll = end, select.poll()
         self._poll.register(end, select.POLLIN)
 
-    def _read(self, size: int) -> bytes:
-        came = self.socket.recv(size, socket.MSG_WAITALL)
+    def _read(self, size: int) -> bytearray:
+        came = bytearray()
+        while len(came) < size and (more := self.socket.recv(size - len(came), socket.MSG_WAITALL)):
+            came += more  # not all if a signal came
         if len(came) < size:
             raise ConnectionError("the other end of a link has gone")
         return came
