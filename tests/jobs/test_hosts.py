@@ -15,6 +15,7 @@ import pytest
 from conftest import eventually
 
 from dlpar import Run, runs
+from dlpar.config.paths import runs_folder
 from dlpar.jobs.processes import die_with_parent
 from dlpar.theory.layers import sizes
 from dlpar.worlds import mpiexec
@@ -143,6 +144,30 @@ def test_a_rank_of_another_host_is_slowed_paused_and_killed_and_the_other_goes_o
     told = hosts.begin(sys.executable, "-c", ORDERS, str(hosts.file))
     said, complaint = told.communicate(timeout=110)
     assert said.startswith("rank: got 1, allowed is one of [0], alive now"), complaint
+
+
+APART = """
+import sys, time
+from dlpar import Experiment, launch
+slow = {"kind": "constant", "delay_ms": 10.0}
+job = launch(Experiment(workers=2, steps=300, delays=slow, cluster={"hostfile": sys.argv[1], "threads": 1}))
+end = time.monotonic() + 60
+while not len(job.run.steps) and time.monotonic() < end:
+    time.sleep(0.1)
+try:
+    job.slow(1)
+except ValueError as error:
+    print(error)
+print(job.wait(60).steps.groupby("rank").size().tolist())
+"""
+
+
+def test_hosts_without_a_shared_run_folder_bring_their_records_home_and_take_no_orders(hosts):
+    runs_folder().mkdir(parents=True, exist_ok=True)
+    hide = ["mount", "-t", "tmpfs", "none", str(runs_folder())]
+    assert subprocess.run(hosts.on(hosts.hosts[1].pid, *hide)).returncode == 0
+    said, complaint = hosts.begin(sys.executable, "-c", APART, str(hosts.file)).communicate(timeout=110)
+    assert said == "rank: got 1, allowed is one of [0], alive now\n[300, 300]\n", complaint
 
 
 def test_hosts_of_one_name_are_refused(tmp_path):
