@@ -31,7 +31,7 @@ help:  ## this text
 	@echo 'Settings, given as  make test PYTEST_ARGS="-k ring":'
 	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
 	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
-	@echo '               simulation tensor pipeline hub step gpu'
+	@echo '               simulation tensor zero pipeline surviving hub step gpu'
 	@echo '  GPU_ARGS     stages, any of probe tests matrix profile bench, and --device cpu to try them (gpu)'
 	@echo '  ROUNDS, SEED how many faults, and which (faults)'
 	@echo '  HUB_ARGS     flags of `dlpar hub` (hub)'

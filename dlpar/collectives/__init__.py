@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 from dlpar.collectives.double_tree import double_tree_allreduce
 from dlpar.collectives.ring import (
+    gather_in_order,
     halving_doubling_allreduce,
     library_allgather,
     library_allreduce,
     library_reduce_scatter,
-    own_chunk,
     ring_allgather,
     ring_allreduce,
     ring_reduce_scatter,
+    scatter_in_order,
 )
 from dlpar.collectives.tree import (
     hierarchical_allreduce,
@@ -43,11 +44,8 @@ ALLREDUCE: dict[str, Callable[..., None]] = {
 }
 """All-reduce algorithms, by their names in experiments."""
 
-HALVES = {
-    "ring": (ring_reduce_scatter, ring_allgather),
-    "library": (library_reduce_scatter, library_allgather),
-}
-"""Reduce-scatter and all-gather of each all-reduce that has both. A rank owns chunk ``rank + 1`` (mod N)."""
+HALVES = {"ring": (scatter_in_order, gather_in_order), "library": (library_reduce_scatter, library_allgather)}
+"""Reduce-scatter and all-gather of each all-reduce that has both. A rank owns the chunk of its own number."""
 
 
 BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}
@@ -55,8 +53,8 @@ BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": 
 
 
 __all__ = [
-    "ALLREDUCE", "BROADCAST", "HALVES", "halving_doubling_allreduce", "hierarchical_allreduce", "library_allgather",
-    "library_allreduce", "library_reduce_scatter", "own_chunk",
-    "ring_allgather", "ring_allreduce", "ring_reduce_scatter", "star_allreduce", "star_broadcast",
-    "star_reduce", "torrent_broadcast", "tree_aggregate", "tree_allreduce", "tree_broadcast", "tree_reduce",
+    "ALLREDUCE", "BROADCAST", "HALVES", "halving_doubling_allreduce", "hierarchical_allreduce",
+    "library_allgather", "library_allreduce", "library_reduce_scatter", "ring_allgather", "ring_allreduce",
+    "ring_reduce_scatter", "star_allreduce", "star_broadcast", "star_reduce", "torrent_broadcast",
+    "tree_aggregate", "tree_allreduce", "tree_broadcast", "tree_reduce",
 ]  # fmt: skip

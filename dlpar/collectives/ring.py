@@ -89,9 +89,15 @@ def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = No
         mine = theirs
 
 
-def own_chunk(comm: Comm) -> int:
-    """Return the index of this rank's chunk of N after a reduce-scatter: rank + 1 (mod N)."""
-    return (comm.rank + 1) % comm.size
+def scatter_in_order(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
+    """Reduce-scatter over the ring. Each rank ends with the sum of the chunk that has its own number."""
+    # The ring begins with rank 1, so that each rank's position + 1 (mod N) is its number.
+    ring_reduce_scatter(comm, chunks, [*range(1, comm.size), 0])
+
+
+def gather_in_order(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
+    """Pass the chunk that has each rank's number around the ring until all ranks hold all chunks."""
+    ring_allgather(comm, chunks, [*range(1, comm.size), 0])
 
 
 def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
@@ -161,10 +167,10 @@ def library_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 
 
 def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Sum chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
-    comm.reduce_scatter([*chunks[1:], chunks[0]])  # the library leaves chunk i on rank i, so 1 comes first
+    """Sum chunk ``rank`` of N chunks on each rank, in place (MPI_Reduce_scatter)."""
+    comm.reduce_scatter(chunks)
 
 
 def library_allgather(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Copy chunk ``rank + 1`` (mod N) of every rank to all ranks, as the ring does (MPI_Allgatherv)."""
-    comm.allgather([*chunks[1:], chunks[0]])
+    """Copy chunk ``rank`` of every rank to all ranks (MPI_Allgatherv)."""
+    comm.allgather(chunks)

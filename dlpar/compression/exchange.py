@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.collectives import own_chunk, ring_allgather
+from dlpar.collectives import HALVES
 from dlpar.comm import ANY, Arrival, Comm, Request
 from dlpar.comm.base import Collective
 from dlpar.compression.codecs import Codec, ErrorFeedback
@@ -76,10 +76,9 @@ class CompressedAllreduce:
         A bucket's place in the gradient and its length identify its memory.
         """
         codec, rank, size, n = self.codec, comm.rank, comm.size, len(bucket)
-        slices = bucket.tensor_split(size)  # rank r owns slice r + 1, as in a ring
+        slices = bucket.tensor_split(size)  # rank r owns slice r
         wires = [comm.empty(codec.nbytes(len(each), bucket.dtype), torch.uint8) for each in slices]
-        mine = own_chunk(comm)
-        total, wire = slices[mine], wires[mine]
+        total, wire = slices[rank], wires[rank]
         arriving, decoded = comm.empty(len(wire), torch.uint8), comm.empty(len(total), bucket.dtype)
 
         def encode(number: int, memory: int) -> None:
@@ -93,11 +92,12 @@ class CompressedAllreduce:
         comm.compute(lambda: codec.decode(wire, total), cost=len(total))
         for step in range(1, size):
             owner = (rank + step) % size
-            comm.sendrecv(wires[(owner + 1) % size], owner, arriving, (rank - step) % size)
+            comm.sendrecv(wires[owner], owner, arriving, (rank - step) % size)
             comm.compute(lambda: total.add_(codec.decode(arriving, decoded)), cost=2 * len(total))
         # 3. Encode the sum with its own error feedback, and pass it around.
-        comm.compute(lambda: encode(mine, size), cost=4 * len(total))
-        ring_allgather(comm, wires)
+        comm.compute(lambda: encode(rank, size), cost=4 * len(total))
+        _, allgather = HALVES["ring"]
+        allgather(comm, wires)
         comm.compute(lambda: [codec.decode(*pair) for pair in zip(wires, slices)], cost=n)
 
 

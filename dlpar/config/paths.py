@@ -50,14 +50,17 @@ def write_whole(path: Path, body: bytes, mode: int = 0o600, synced: bool = False
     If `synced`, the file also survives a crash of the machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
-        new = Path(folder, path.name)
-        new.write_bytes(body)
-        new.chmod(mode)
-        if synced:
-            with new.open("rb") as file:
-                os.fsync(file.fileno())
-        new.replace(path)
+    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(body)
+            file.flush()
+            if synced:
+                os.fsync(descriptor)
+        os.replace(new, path)
+    finally:
+        Path(new).unlink(missing_ok=True)  # after a failure
 
 
 def runs_folder() -> Path:

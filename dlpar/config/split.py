@@ -155,7 +155,6 @@ class DataSplit(SplitPart):
         ("split.zero", (1, 3), "sync.allreduce", ("ring", "library"), "others do not have two halves"),
         ("split.zero", (1, 3), "averaging.method", NONE, "no worker can make a step alone"),
         ("split.zero", (1, 3), "compression.codec", NONE, "intermediate ranks cannot add codes"),
-        ("split.zero", (3,), "sync.overlap", (False,), "gradients are summed between layers"),
         ("split.zero", (3,), "cluster.messages", ("values",), "weights travel between layers that compute"),
         ("split.zero", (3,), "precision", UNROUNDED, "bfloat16 copies would outlive the released weights"),
     )

@@ -42,8 +42,8 @@ def unpack(body: bytes) -> tuple[Callable, tuple]:
 
     path, cells, call = cloudpickle.loads(body)
     sys.path += [folder for folder in path if folder not in sys.path]
-    for name, (size, _, lines, full) in cells.items():
-        linecache.cache[name] = (size, None, lines, full)  # no time stamp, so no check against a file
+    # No time stamp, so no check against a file.
+    linecache.cache |= {name: (size, None, lines, full) for name, (size, _, lines, full) in cells.items()}
     return cloudpickle.loads(call)
 
 

@@ -35,6 +35,7 @@ from mpi4py import MPI
 
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
+from dlpar.config.paths import write_whole
 from dlpar.config.schema import load_plugins
 from dlpar.config.user_code import unpack
 from dlpar.jobs.diagnosis import RUNNING
@@ -140,7 +141,7 @@ def _work(
     comm = record.comm
     if call is not None:
         function, arguments = call
-        result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
+        write_whole(result_path(folder, comm.rank), cloudpickle.dumps(function(comm, *arguments)))
         record.end(0)
         return comm
     return work(comm, experiment, record, folder, attempt)

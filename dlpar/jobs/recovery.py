@@ -123,7 +123,7 @@ def regroup(
         for theirs in comm.broadcast(comm.gather(held)):
             held |= theirs
         if rank in serve:
-            state = recut([held[n] for n in sorted(held)], len(serve), serve.index(rank), 0)
+            state = recut([held[n] for n in sorted(held)], len(serve), serve.index(rank))
     if not servers:
         source = next(n for n, each in enumerate(workers) if each.done == done)
         body = comm.broadcast(state.common() if seat == source else None, source)

@@ -265,14 +265,13 @@ class Attempt(NamedTuple):
         return state
 
 
-def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
+def recut(states: list[State], parts: int, place: int) -> State:
     """Return the state of one of `parts` ranks that divide flat tensors.
 
     It is computed from all previous states.
 
-    Rank r of N holds range (r + `shift`) mod N. In ZeRO, these are ranges of each group of parameters, and
-    the state of stage 3 lists the lengths of the groups. On servers, these are ranges of each bucket, and
-    `shift` is 0.
+    Rank r of N holds range r. In ZeRO, these are ranges of each group of parameters, and the state of stage 3
+    lists the lengths of the groups. On servers, these are ranges of each bucket.
     """
     first, tensors = states[0], {}
     lengths = first.tree.get("part", {"object": {}})["object"].get("lengths", {}).get("list")
@@ -282,8 +281,7 @@ def recut(states: list[State], parts: int, place: int, shift: int = 1) -> State:
         if not name.startswith(cut) or not tensor.dim():
             tensors[name] = tensor
             continue
-        chunks = [*chunks[-shift:], *chunks[:-shift]]  # in the order of ranges
-        tensors[name] = cut_again(chunks, lengths or [sum(map(len, chunks))], parts, (place + shift) % parts)
+        tensors[name] = cut_again(chunks, lengths or [sum(map(len, chunks))], parts, place)
     return State(first.tree, tensors, first.own, first.done)
 
 

@@ -142,7 +142,7 @@ def cut_images(
     ValueError
         If a layer needs more than a piece and a halo, or if pieces are too small for a layer.
     """
-    layers, in_pieces = OrderedDict[str, nn.Module](), True
+    layers, whole, in_pieces = OrderedDict[str, Any](), TensorGroup(mesh.comm), True
     down, across = (mesh.sizes["rows"], mesh.sizes["columns"]) if alone else (1, 1)
     height, width = height // down, width // across
     for name, layer in model.named_children():
@@ -154,19 +154,9 @@ def cut_images(
             layers[name] = cut = Windowed(layer, alone or mesh, height, width, pause)
             height, width = cut.height, cut.width
         else:
-            layers[name] = Local(layer, mesh)
+            layers[name] = own = copy.copy(layer)  # every rank computes it for whole images
+            own.forward = partial(product, layer, group=whole)
     return nn.Sequential(layers)
-
-
-class Local(nn.Module):
-    """Linear layer that every rank computes for whole images."""
-
-    def __init__(self, layer: nn.Module, mesh: Mesh) -> None:
-        super().__init__()
-        self.layer, self.group = layer, TensorGroup(mesh.comm)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return product(self.layer, x, self.group)
 
 
 class Gather(nn.Module):

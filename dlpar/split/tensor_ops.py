@@ -93,7 +93,7 @@ class TensorGroup:
         pieces = [self.comm.empty([*shape[:dim], size, *shape[dim + 1 :]], piece.dtype) for size in sizes]
         pieces[self.rank].copy_(piece.detach())
         with self._pause():
-            self._allgather(self.comm, turned([piece.view(-1) for piece in pieces]))
+            self._allgather(self.comm, [piece.view(-1) for piece in pieces])
         return pieces
 
     def scatter(self, tensor: Tensor, dim: int) -> Tensor:
@@ -101,18 +101,13 @@ class TensorGroup:
         parts = tensor.chunk(self.size, dim)
         pieces = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         with self._pause():
-            self._reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
+            self._reduce_scatter(self.comm, [piece.view(-1) for piece in pieces])
         return pieces[self.rank]
 
     def charge(self, flops: float, x: Tensor) -> Tensor:
         """Charge for FLOPs if the clock is not the wall clock. Return the same tensor."""
         self.comm.compute(lambda: None, cost=flops)
         return unchanged(x)
-
-
-def turned(chunks: list[Tensor]) -> list[Tensor]:
-    """Order chunks for a ring. In the ring, rank r owns chunk r + 1."""
-    return [chunks[-1], *chunks[:-1]]
 
 
 class _Pair(Function):
@@ -178,7 +173,6 @@ class _Columns(Function):
     def backward(ctx: Any, *of_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (x, *weights), group = ctx.saved_tensors, ctx.group
         flops = sum(2 * y.numel() * x.shape[-1] for y in of_outputs)
-
         has_bias = ctx.needs_input_grad[3 + len(weights) :]
 
         def of_weights() -> list[Tensor | None]:

@@ -3,21 +3,22 @@
 Ranks gather a layer's weights just before each forward and backward pass, and free them just after it.  Ranks
 add up the layer's gradient as soon as it is finished, and each keeps its chunk.  So a rank needs 1/N of the
 memory, but sends 1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
-7.2.2).
+7.2.2).  With ``sync.overlap``, the next layer's weights and the previous layer's gradient travel while a layer
+computes.  So a rank holds two layers at once (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.3).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dlpar.collectives import HALVES, own_chunk
-from dlpar.comm import Comm
+from dlpar.collectives import HALVES
+from dlpar.comm import Comm, Request, wait_all
 from dlpar.memory import Memory
 from dlpar.split.mesh import shares
 from dlpar.split.partition import units
@@ -32,22 +33,25 @@ class Buffer:
     """
 
     def __init__(self, like: Sequence[Tensor], comm: Comm, memory: Memory) -> None:
-        self.memory = memory
+        self.comm, self.memory = comm, memory
+        self.under_way: list[Request] = []
         self.flat = comm.empty(sum(tensor.numel() for tensor in like), dtype=like[0].dtype)
         parts = self.flat.split([tensor.numel() for tensor in like])
         self.pieces = [part.view(tensor.shape) for part, tensor in zip(parts, like)]
         self.chunks = self.flat.tensor_split(comm.size)
         memory.hold("gathered", self.flat)
 
-    def take(self) -> None:
-        """Allocate the memory. Its contents are undefined."""
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
+    def allocate(self, is_wanted: bool = True) -> None:
+        """Allocate the memory, with undefined contents, or free it."""
+        self.flat.untyped_storage().resize_(self.flat.nbytes * is_wanted)
         self.memory.resized(self.flat)
 
-    def let_go(self) -> None:
-        """Free the memory."""
-        self.flat.untyped_storage().resize_(0)
-        self.memory.resized(self.flat)
+    def send(self, half: Callable[..., None], beside: bool) -> None:
+        """Make one half of an all-reduce, or start it beside the computation. Collective."""
+        if beside:
+            self.under_way.append(self.comm.start(lambda comm, _: half(comm, self.chunks), self.flat))
+        else:
+            half(self.comm, self.chunks)
 
 
 class Sharded:
@@ -69,19 +73,25 @@ class Sharded:
     def __init__(self, parameters: Sequence[nn.Parameter], task: Task) -> None:
         self.parameters, self.comm = parameters, task.place.dp_group
         self.reduce_scatter, self.allgather = HALVES[task.experiment.sync.allreduce]
+        self.overlap = task.experiment.sync.overlap
         self.weights, self.gradient = (Buffer(parameters, self.comm, task.memory) for _ in range(2))
-        self.gradient.let_go()
+        self.gradient.allocate(False)
         for piece, parameter in zip(self.weights.pieces, parameters):
             piece.copy_(parameter.detach())
-        self.mine = own_chunk(self.comm)
-        self.own = nn.Parameter(self.weights.chunks[self.mine].clone())
+        self.own = nn.Parameter(self.weights.chunks[self.comm.rank].clone())
         self.release()
 
+    def fetch(self, beside: bool = True) -> None:
+        """Begin to assemble the whole parameters. Collective."""
+        self.weights.allocate()
+        self.weights.chunks[self.comm.rank].copy_(self.own.detach())
+        self.weights.send(self.allgather, beside)
+
     def gather(self) -> None:
-        """Assemble the whole parameters. Collective."""
-        self.weights.take()
-        self.weights.chunks[self.mine].copy_(self.own.detach())
-        self.allgather(self.comm, self.weights.chunks)
+        """Assemble the whole parameters, or wait for :meth:`fetch`. Collective."""
+        if not self.weights.under_way:
+            self.fetch(beside=False)
+        wait_all(self.weights.under_way)
         for parameter, piece in zip(self.parameters, self.weights.pieces):
             parameter.data = piece
 
@@ -89,24 +99,26 @@ class Sharded:
         """Free the memory of the other ranks' chunks."""
         for parameter in self.parameters:
             # Reading a parameter now raises an error instead of reading freed memory.
-            parameter.data = parameter.new_empty(0)
-        self.weights.let_go()
+            parameter.grad, parameter.data = None, parameter.new_empty(0)
+        self.weights.allocate(False)
 
     def expect_gradient(self) -> None:
         """Allocate the gradient for the backward pass while the parameters are whole."""
-        self.gradient.take()
+        self.gradient.allocate()
         self.gradient.flat.zero_()
         for parameter, piece in zip(self.parameters, self.gradient.pieces):
             parameter.grad = piece
 
     def scatter_gradient(self) -> None:
-        """Sum the gradient over ranks, and keep this rank's chunk. Collective."""
-        self.reduce_scatter(self.comm, self.gradient.chunks)
+        """Begin to sum the gradient over ranks. Collective."""
+        self.gradient.send(self.reduce_scatter, self.overlap)
+
+    def keep_gradient(self) -> None:
+        """Wait for the sum, keep this rank's chunk, and free the rest."""
+        wait_all(self.gradient.under_way)
         assert self.own.grad is not None
-        self.own.grad.add_(self.gradient.chunks[self.mine])
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.gradient.let_go()
+        self.own.grad.add_(self.gradient.chunks[self.comm.rank])
+        self.gradient.allocate(False)
 
 
 class ZeroSplit(LayerwiseSplit):
@@ -119,12 +131,13 @@ class ZeroSplit(LayerwiseSplit):
         moved(task.model, task.comm.device)
         parts = units(task.model, task.batch(0)[0][:1])
         self.layers, self.costs = [task.model[part.layers] for part in parts], [part.flops for part in parts]
-        users = by_users(self.layers)
-        self.sharded = [Sharded(parameters, task) for parameters in users.values()]
+        users = {ends: Sharded(parameters, task) for ends, parameters in by_users(self.layers).items()}
+        self.sharded = list(users.values())
         self.begins, self.ends = defaultdict(list), defaultdict(list)  # keyed by the number of a layer
-        for (first, last), sharded in zip(users, self.sharded):
+        for (first, last), sharded in users.items():
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
+        self.ahead = int(task.experiment.sync.overlap)  # layers whose messages travel while one computes
         super().__init__(task)
         self.replica.collects = False  # a layer's gradient is added to its chunk once computed
         # In the order of the replica.
@@ -134,8 +147,7 @@ class ZeroSplit(LayerwiseSplit):
         return nn.ParameterList([sharded.own for sharded in self.sharded])
 
     def gradient(self, step: int) -> None:
-        for sharded in self.sharded:
-            sharded.release()  # an evaluation may have left the layers whole
+        each(self.sharded, Sharded.release)  # an evaluation may have left the layers whole
         super().gradient(step)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -143,14 +155,13 @@ class ZeroSplit(LayerwiseSplit):
         self._passed: list[tuple[Tensor, Tensor]] = []
         for number, layer in enumerate(self.layers):
             with self.pause():
-                for sharded in self.begins[number]:
-                    sharded.gather()
+                each(self.begins[number], Sharded.gather)
+                each(self.begins[number + 1] * self.ahead, Sharded.fetch)
             entering = x.detach().requires_grad_(number > 0)
             work = partial(self._through, layer, entering, y if layer is self.layers[-1] else None)
             x = self.comm.compute(work, cost=self.costs[number] * len(y) / 3)
             self._passed.append((entering, x))
-            for sharded in self.ends[number]:
-                sharded.release()
+            each(self.ends[number], Sharded.release)
         return x
 
     def _through(self, layer: nn.Module, x: Tensor, y: Tensor | None) -> Tensor:
@@ -162,27 +173,30 @@ class ZeroSplit(LayerwiseSplit):
         gradient: Any = torch.full_like(loss, self.task.share(samples))
         for number in reversed(range(len(self.layers))):
             with self.pause():
-                for sharded in self.ends[number]:
-                    sharded.gather()
-                    sharded.expect_gradient()
+                each(self.ends[number], Sharded.gather, Sharded.expect_gradient)
+                each(self.ends[number - 1] * self.ahead, Sharded.fetch)
             entering, leaving = self._passed.pop()
-            work, cost = partial(backward, leaving, gradient), self.costs[number] * samples * 2 / 3
-            self.comm.compute(work, cost=cost)
+            self.comm.compute(partial(backward, leaving, gradient), cost=self.costs[number] * samples * 2 / 3)
             gradient = entering.grad
-            del entering, leaving, work
+            del entering, leaving
             with self.pause():
-                for sharded in self.begins[number]:
-                    sharded.scatter_gradient()
-                    sharded.release()
+                each(self.begins[number + 1] * self.ahead, Sharded.keep_gradient)
+                each(self.begins[number], Sharded.scatter_gradient, Sharded.release)
+                if not (self.ahead and number):
+                    each(self.begins[number], Sharded.keep_gradient)
 
     def whole(self) -> nn.Module | None:
         here = self.task.place.replica == 0
-        for sharded in self.sharded:
-            sharded.gather()
-            if not here:
-                sharded.release()
+        each(self.sharded, Sharded.gather, *[] if here else [Sharded.release])
         self.comm.traffic.take()  # these messages belong to no step
         return self.task.model if here else None
+
+
+def each(sharded: Iterable[Sharded], *calls: Callable[[Sharded], None]) -> None:
+    """Make all calls for each group of parameters in turn."""
+    for parameters in sharded:
+        for call in calls:
+            call(parameters)
 
 
 def by_users(layers: Sequence[nn.Module]) -> dict[tuple[int, int], list[nn.Parameter]]:

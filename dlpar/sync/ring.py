@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlpar.collectives import ALLREDUCE, HALVES, own_chunk
+from dlpar.collectives import ALLREDUCE, HALVES
 from dlpar.collectives.auto import Speed, measured, quickest, quickest_allreduce
 from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
@@ -106,7 +106,6 @@ class ShardedOptimizer(Ring):
         super().__init__(experiment, comm, replica)
         self.reduce_scatter, self.allgather = HALVES[experiment.sync.allreduce]
         self.collective = self._add_up
-        own = own_chunk(comm)
         self.weights: list[Sequence[torch.Tensor]] = []  # each bucket, cut into chunks
         # For each bucket: this rank's chunk of the gradient, and its update rule.
         self.shards: list[tuple[Optimizer, torch.Tensor]] = []
@@ -114,9 +113,9 @@ class ShardedOptimizer(Ring):
         for bucket in replica.buckets:
             end = start + len(bucket)
             chunks = replica.weights[start:end].tensor_split(comm.size)
-            rule = Optimizer(experiment.optimizer, chunks[own], experiment.lr, experiment.momentum)
+            rule = Optimizer(experiment.optimizer, chunks[comm.rank], experiment.lr, experiment.momentum)
             self.weights.append(chunks)
-            self.shards.append((rule, bucket.tensor_split(comm.size)[own]))
+            self.shards.append((rule, bucket.tensor_split(comm.size)[comm.rank]))
             start = end
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter, tree_broadcast, tree_reduce
+from dlpar.collectives import HALVES, ring_allreduce, tree_broadcast, tree_reduce
 from dlpar.comm.base import ANY, Comm, World, check_peer
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.simulator import LostRank
@@ -122,12 +122,11 @@ class LogicalComm(Comm):
         self._in_place(lambda flat: tree_broadcast(self, flat, root), tensor, tensor, root)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
-        # A rank's position on the ring is one less than its number, so that the rank sums its own chunk.
-        ring_reduce_scatter(self, chunks, [*range(1, self.size), 0])
+        HALVES["ring"][0](self, chunks)
         self.traffic.hidden()
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
-        ring_allgather(self, chunks, [*range(1, self.size), 0])
+        HALVES["ring"][1](self, chunks)
         self.traffic.hidden()
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -190,9 +191,7 @@ class MPIComm(Comm):
         shape, size = (shape,) if isinstance(shape, int) else tuple(shape), dtype.itemsize
         node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         if node.size != self.size:
-            raise ValueError(
-                f"shared: got ranks on several machines, allowed is one ({node.size} of {self.size} are here)"
-            )
+            raise ValueError(f"shared: got ranks on several machines, allowed is one ({node.size} are here)")
         count = math.prod(shape)
         window = MPI.Win.Allocate_shared(max(1, count) * size if self.rank == 0 else 0, size, comm=node)
         self._windows.append(window)
@@ -207,9 +206,8 @@ class MPIComm(Comm):
         self._added(tensor, lambda piece: self.mpi.Allreduce(MPI.IN_PLACE, piece))
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        here = self.rank == root
-        add = lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root)
-        self._added(tensor, add, root)
+        given = MPI.IN_PLACE if self.rank == root else None
+        self._added(tensor, lambda piece: self.mpi.Reduce(given or piece, piece, root=root), root)
 
     def _added(self, tensor: torch.Tensor, add: Callable[[np.ndarray], None], root: int = 0) -> None:
         """Sum the tensor with the library, in place, in pieces that are small enough for 32-bit counts."""
@@ -224,18 +222,16 @@ class MPIComm(Comm):
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
-        whole = _addable(torch.cat(list(chunks)).detach())
+        whole = _addable(torch.cat(list(chunks)).detach())  # NumPy's views would pin the size of own memory
         mine = whole.new_empty(len(chunks[self.rank]))
         self.mpi.Reduce_scatter(whole.numpy(), mine.numpy(), [len(chunk) for chunk in chunks])
         chunks[self.rank].copy_(mine)
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
-        mine, whole = staged(chunks[self.rank]), staged(torch.cat(list(chunks)).detach())
-        counts = [chunk.nbytes for chunk in chunks]
-        self.mpi.Allgatherv([memory_of(mine), MPI.BYTE], [memory_of(whole), counts, MPI.BYTE])
-        for chunk, arrived in zip(chunks, whole.split([len(chunk) for chunk in chunks])):
-            chunk.copy_(arrived)
+        whole = staged(joined(chunks))
+        self.mpi.Allgatherv(MPI.IN_PLACE, [memory_of(whole), [c.nbytes for c in chunks], MPI.BYTE])
+        put_back(whole.split([len(chunk) for chunk in chunks]), chunks)
 
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
         meet(self.mpi)
@@ -264,9 +260,8 @@ class MPIComm(Comm):
             self._progress.close()
         if self._windows:
             meet(self.mpi)
-        for window in self._windows:
-            window.Free()
-        self._windows.clear()
+        while self._windows:
+            self._windows.pop(0).Free()
 
 
 class _Under:
@@ -458,6 +453,23 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor.detach())
+
+
+def joined(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return chunks as one tensor. It is their own memory if they follow one another in it."""
+    first = chunks[0].detach()
+    starts = accumulate(map(len, chunks), initial=first.storage_offset())
+    places = [(each.untyped_storage()._cdata, each.storage_offset()) for each in chunks]
+    if places == [(places[0][0], start) for start, _ in zip(starts, chunks)]:
+        return first.as_strided((sum(map(len, chunks)),), (1,))
+    return torch.cat(list(chunks)).detach()
+
+
+def put_back(pieces: Sequence[torch.Tensor], chunks: Sequence[torch.Tensor]) -> None:
+    """Copy pieces, which may be longer, to chunks, unless they are the same memory."""
+    for piece, chunk in zip(pieces, chunks):
+        if piece.data_ptr() != chunk.data_ptr():
+            chunk.copy_(piece[: len(chunk)])
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch.nn.utils.rnn import pad_sequence
 
 from dlpar.comm.base import ANY, Arrival, Request, Traffic, World, check_peer
-from dlpar.worlds.mpi import MPIComm
+from dlpar.worlds.mpi import MPIComm, joined, put_back
 
 PATIENCE = timedelta(minutes=5)
 """Maximum time that a carrier waits for a peer. The job's guardian ends a job sooner."""
@@ -157,8 +158,7 @@ class DistributedComm(MPIComm):
         self._in_place(lambda flat: dist.all_reduce(flat, group=self.group), tensor, tensor)
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
-        add = lambda flat: dist.reduce(flat, group=self.group, group_dst=root)
-        self._in_place(add, tensor, tensor, root)
+        self._in_place(lambda flat: dist.reduce(flat, group=self.group, group_dst=root), tensor, tensor, root)
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
         send = lambda flat: dist.broadcast(_bytes_of(flat), group=self.group, group_src=root)
@@ -167,16 +167,14 @@ class DistributedComm(MPIComm):
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
         padded = _padded(chunks)
-        mine = torch.empty_like(padded[0])
-        dist.reduce_scatter_tensor(mine, padded.view(-1), group=self.group)
-        chunks[self.rank].copy_(mine[: len(chunks[self.rank])])
+        dist.reduce_scatter_tensor(padded[self.rank], padded.view(-1), group=self.group)
+        put_back([padded[self.rank]], [chunks[self.rank]])
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
         padded = _padded(chunks)
-        dist.all_gather_into_tensor(padded.view(-1), padded[self.rank].clone(), group=self.group)
-        for chunk, arrived in zip(chunks, padded):
-            chunk.copy_(arrived[: len(chunk)])
+        dist.all_gather_into_tensor(padded.view(-1), padded[self.rank], group=self.group)
+        put_back(padded, chunks)
 
     def close(self) -> None:
         super().close()
@@ -218,14 +216,13 @@ class _UnderWay:
 
 
 def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put chunks in rows of one tensor, padded to the longest.
+    """Return chunks as the rows of one tensor, padded to the longest if their lengths differ.
 
     Carriers need equal lengths, at least 1.
     """
-    rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
-    for row, chunk in zip(rows, chunks):
-        row[: len(chunk)] = chunk
-    return rows
+    if len(set(map(len, chunks))) == 1 and len(chunks[0]):
+        return joined(chunks).view(len(chunks), -1)
+    return pad_sequence([*chunks, chunks[0].new_zeros(1)], batch_first=True)[:-1]
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

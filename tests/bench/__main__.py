@@ -21,16 +21,16 @@ import recording
 import reducing
 import serving
 import simulating
+import splitting
 import stepping
 import surviving
-import tensor
 import thirty_students
 import training
 
 SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
-    "simulation": simulating.report, "tensor": tensor.report, "pipeline": pipeline.report,
+    "simulation": simulating.report, "tensor": splitting.tensor, "zero": splitting.zero, "pipeline": pipeline.report,
     "surviving": surviving.report, "hub": thirty_students.report, "step": stepping.report, "gpu": gpu.report,
 }  # fmt: skip
 

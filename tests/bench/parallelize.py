@@ -1,4 +1,4 @@
-"""The peer: the same training by torch's parallelize_module over gloo, started by torchrun.
+"""The peer: the same training by torch's parallelize_module or FSDP2 over gloo, started by torchrun.
 
     torchrun --nproc_per_node N parallelize.py EXPERIMENT.json WARM_UP
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -50,6 +51,14 @@ def parallelized(experiment: Experiment, dataset, ranks: int) -> torch.nn.Module
     return model
 
 
+def sharded(experiment: Experiment, dataset, ranks: int) -> torch.nn.Module:
+    """Each block's weights are gathered while it computes; those of the other layers, for the whole pass."""
+    model, mesh = models.build(experiment, dataset), init_device_mesh("cpu", (ranks,))
+    for block in range(1, experiment.model.depth + 1):
+        fully_shard(model.get_submodule(f"block{block}"), mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def main(path: str, warm_up: int) -> None:
     experiment = Experiment.from_json(Path(path).read_text())
     torch.set_num_threads(1)
@@ -57,12 +66,14 @@ def main(path: str, warm_up: int) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     dataset = load(experiment.data, experiment.seed, model="transformer")
     sampler = Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
-    model = parallelized(experiment, dataset, size)
+    is_cut = experiment.split.kind == "tensor"
+    model = (parallelized if is_cut else sharded)(experiment, dataset, size)
+    replica = 0 if is_cut else rank
     optimizer = torch.optim.SGD(model.parameters(), lr=experiment.lr, foreach=False)
     criterion = models.loss(dataset.task)
 
     def step(number: int) -> float:
-        x, y = dataset.batch(sampler.indices(number, 0))
+        x, y = dataset.batch(sampler.indices(number, replica))
         optimizer.zero_grad()
         loss = criterion(model(x), y)
         loss.backward()

@@ -105,6 +105,6 @@ def test_a_file_is_written_whole_or_not_at_all_and_never_through_a_link(synced, 
     write_whole(path, b"new", 0o644, synced)
     assert path.read_bytes() == b"new" and not path.is_symlink() and elsewhere.read_bytes() == b"hers"
     assert path.stat().st_mode & 0o777 == 0o644
-    with patch.object(Path, "replace", side_effect=OSError), pytest.raises(OSError):
+    with patch("os.replace", side_effect=OSError), pytest.raises(OSError):
         write_whole(path, b"torn", synced=synced)
     assert path.read_bytes() == b"new" and sorted(tmp_path.iterdir()) == [elsewhere, path]

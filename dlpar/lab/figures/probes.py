@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from dlpar import models
-from dlpar.collectives import own_chunk
 from dlpar.comm import Recorder
 from dlpar.data import load
 from dlpar.data.sampler import Sampler
@@ -111,8 +110,8 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
     group = task.place.dp_group
-    sharded, own = scheme(task.experiment.of_replicas(), group, part.replica), own_chunk(group)
-    return np.concatenate([chunks[own].detach().numpy() for chunks in sharded.weights])
+    sharded = scheme(task.experiment.of_replicas(), group, part.replica)
+    return np.concatenate([chunks[group.rank].detach().numpy() for chunks in sharded.weights])
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:

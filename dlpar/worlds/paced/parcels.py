@@ -75,10 +75,7 @@ class Parcels:
     def take(self, into: torch.Tensor, source: int, key: int, nbytes: int) -> None:
         """Receive the parcel with this number and this many bytes."""
         tag, wire = key % self._tags, landing(into)
-        if self.helped:
-            patiently(self.mpi.Irecv(whole(wire), source, tag).Test)
-        else:  # it has arrived
-            self.mpi.Recv(whole(wire), source, tag)
+        patiently(self.mpi.Irecv(whole(wire), source, tag).Test)
         landed(wire, into, nbytes)
 
     @property

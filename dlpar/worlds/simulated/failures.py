@@ -48,11 +48,6 @@ def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
     return accumulate(draw.exponential(mtbf) for _ in count())
 
 
-def at_intervals(seconds: float) -> Iterator[float]:
-    """Return an endless series of failure times at equal intervals."""
-    return (n * seconds for n in count(1))
-
-
 @dataclass
 class Survived:
     """Result of a run: its steps, deaths and times.
@@ -141,7 +136,8 @@ class FailingJob:
     ) -> Survived:
         """Train until the last step, or until `most` deaths are survived. Failures default to `mtbf`."""
         if deaths is None:
-            deaths = at_intervals(self.mtbf) if self.regular else poisson(self.mtbf, seed)
+            intervals = (n * self.mtbf for n in count(1))
+            deaths = intervals if self.regular else poisson(self.mtbf, seed)
         return _Life(self, iter(deaths)).live(steps, most)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import time
+from itertools import count
 
 import pytest
 
 from dlpar.theory import best_interval, goodput, mtbf_of
-from dlpar.worlds.simulated.failures import LOST, USEFUL, FailingJob, at_intervals, poisson, snapshot_seconds
+from dlpar.worlds.simulated.failures import LOST, USEFUL, FailingJob, poisson, snapshot_seconds
 
 M = 3.09 * 3600
 STEP = 5.0
@@ -48,7 +49,7 @@ def test_torchft_commits_four_of_five_steps():
     assert 100 * survived.committed == pytest.approx(82.3, abs=2) and adds_up(survived)
     assert survived.goodput == pytest.approx(0.823 * 29.6 / 30, abs=0.02)
     other = FailingJob(10.9, on_death="shrink", replicas=30, restarting=5, scaling="weak")
-    assert other.run(deaths=at_intervals(60), steps=5_000).committed == pytest.approx(
+    assert other.run(deaths=(60 * n for n in count(1)), steps=5_000).committed == pytest.approx(
         survived.committed, abs=0.001
     )
     assert 100 * job.run(deaths=poisson(60), steps=20_000).committed == pytest.approx(
