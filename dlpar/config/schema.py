@@ -179,14 +179,14 @@ def allowed(field: FieldInfo) -> str:
         heads = [str(head) for each in listed for head in choices(each)]
         mapping = f"a mapping of {', '.join(fields)}"
         return f"one of {', '.join(heads)} (or {mapping})" if heads else mapping
-    named = choices(field)
-    if named:
+    if named := choices(field):
         text = f"one of {', '.join(map(str, named))}"
     elif kind is bool:
         text = "true or false"
     elif typing.get_origin(kind) is dict:
-        limits = _limits(FieldInfo.from_annotation(typing.get_args(kind)[1]))
-        text = f"numbers {limits} for some workers, such as 1=4.0,2=1.5"
+        key, value = typing.get_args(kind)
+        some = "workers, such as 1=4.0,2=1.5" if key is int else f"of {', '.join(typing.get_args(key))}"
+        text = f"numbers {_limits(FieldInfo.from_annotation(value))} for some {some}"
     elif typing.get_origin(kind) is tuple:
         text = "pairs of workers such as 0-1,1-2, or the path of a file with one pair a line"
     elif kind in (int, float):

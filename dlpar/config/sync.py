@@ -101,7 +101,7 @@ class Ring(SyncPart):
     factors: bool = Field(False)
     """Send activations and errors of a fully connected layer if shorter than its gradient (Poseidon)."""
     overlap: bool = Field(False)
-    """Send a bucket while the backward pass still computes the next."""
+    """Send a bucket while the backward pass still computes the next; with zero 3, also fetch weights ahead."""
     bucket_mb: float = Field(25.0, gt=0, le=4096)
     """Size of a gradient bucket, in MB (10^6 bytes)."""
 

@@ -60,6 +60,8 @@ class PipelineSplit(Split):
         self._coming: dict[Action, tuple[Request, Tensor]] = {}
         self._sending: list[Request] = []
         self._in_flight = self._most = self._staleness = 0
+        # A GPU loads the kernels of the first passes when it is idle, so it may not wait for a later message.
+        self._looks_ahead = not self.stage.lanes
 
     def cut(self, model: nn.Sequential) -> nn.Module:
         self.stage = Stage(self.task, partial(self.pause, "reduce"))
@@ -77,7 +79,7 @@ class PipelineSplit(Split):
         do = {"F": self._forward_pass, "B": self._backward_pass, "W": self._weight_pass}
         for action, following in self._of_step(step):
             self._listen(action)
-            self._listen(following)
+            self._listen(following if self._looks_ahead else None)
             do[action.kind](action)
         with self.record.span("communicate"):
             self.stage.add_up_tied()
@@ -86,6 +88,7 @@ class PipelineSplit(Split):
             left += self._sending
         with self.record.span("send"):
             wait_all(left)
+        self._looks_ahead = True
         samples = sum(len(y) for _, y in self._batches.pop(step))
         loss = self._losses / samples if samples else self._losses
         if self.task.experiment.sync.needs_loss_everywhere:
@@ -261,7 +264,7 @@ class Stage:
         self.chunks = [Chunk(self, part, own, later) for part, own in zip(self._of(self.number), held)]
         self._tied = self._find_tied(reduce(add, whole))
         can = task.comm.world.native and task.experiment.split.traits.in_order
-        self._lanes = self._open_lanes() if can else {}
+        self.lanes = self._open_lanes() if can else {}
         self.speaker = (self.stages - 1) * mesh.sizes.get("tensor", 1)
 
     def _of(self, stage: int) -> range:
@@ -279,12 +282,15 @@ class Stage:
             # Boundaries of one turn have no stage in common.
             beside = [b for b in (self.number - 1, self.number) if (2 if b in (-1, last) else b % 2) == turn]
             boundary = beside[0] % self.stages if beside else -1
-            lanes[kind, boundary] = self.pp_group.split(boundary + 1)
+            lane = lanes[kind, boundary] = self.pp_group.split(boundary + 1)
+            if beside:  # the first message of a lane blocks the host until both ends take part
+                lane.sendrecv(lane.empty(1), 1 - lane.rank, lane.empty(1), 1 - lane.rank)
+        self.pp_group.traffic.take()  # these messages belong to no step
         return lanes
 
     def channel(self, kind: str, step: int, tag: int) -> tuple[Comm, int, int]:
         """Return group, rank and tag for a message to or from the stage at distance `step`, 1 or -1."""
-        lane = self._lanes.get((kind, (self.number - (step < 0)) % self.stages))
+        lane = self.lanes.get((kind, (self.number - (step < 0)) % self.stages))
         return (lane, 1 - lane.rank, 0) if lane else (self.pp_group, (self.number + step) % self.stages, tag)
 
     def _find_tied(self, whole: nn.Module) -> list[tuple[int, Any]]:

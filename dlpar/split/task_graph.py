@@ -269,7 +269,7 @@ def two_jobs(
     for step in range(steps):
         held = tuple(From(f"weights {step} {k}") for k in range(workers))
         for worker in range(workers):
-            of = partial(_gradient, gradient, step, worker)
+            of = lambda *slices, step=step, worker=worker: gradient(step, worker, torch.cat(slices))
             graph.append(Task(f"gradient {step} {worker}", of, n, held, cost))
         for k in range(workers):
             shuffled = tuple(From(f"gradient {step} {worker}", k, workers) for worker in range(workers))
@@ -277,10 +277,6 @@ def two_jobs(
             inputs = (held[k], *shuffled)
             graph.append(Task(f"weights {step + 1} {k}", partial(_update, lr), size, inputs, workers * size))
     return graph
-
-
-def _gradient(gradient: Contribution, step: int, worker: int, *slices: Tensor) -> Tensor:
-    return gradient(step, worker, torch.cat(slices))
 
 
 def _update(lr: float, weights: Tensor, *gradients: Tensor) -> Tensor:
@@ -302,19 +298,15 @@ def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Ta
         Number of grouping tasks. Each handles a range of the keys.
     """
     graph, n = list[Task](), len(words)
-    numbers = torch.arange(n, dtype=torch.float64)
+    counts = lambda text: torch.bincount(text.long(), minlength=n).double()
     for number, line in enumerate(lines):
         text = torch.tensor([float(words.index(word)) for word in line.split()], dtype=torch.float64)
         graph.append(Task(f"textFile {number}", text.clone, len(text)))
-        graph.append(Task(f"map {number}", partial(_counts, n), n, (From(f"textFile {number}"),)))
-    for key, table in enumerate(numbers.tensor_split(keys)):
+        graph.append(Task(f"map {number}", counts, n, (From(f"textFile {number}"),)))
+    for key, table in enumerate(torch.arange(n, dtype=torch.float64).tensor_split(keys)):
         shuffled = tuple(From(f"map {number}", key, keys) for number in range(len(lines)))
         graph.append(Task(f"groupByKey {key}", lambda *counts: sum(counts), len(table), shuffled))
         graph.append(Task(f"table {key}", table.clone, len(table)))
         both = From(f"groupByKey {key}"), From(f"table {key}")
         graph.append(Task(f"join {key}", torch.mul, len(table), both))
     return graph
-
-
-def _counts(words: int, text: Tensor) -> Tensor:
-    return torch.bincount(text.long(), minlength=words).double()

@@ -14,7 +14,7 @@ from dlpar.config.experiment import Cluster, Experiment
 from dlpar.worlds import mpi
 from dlpar.worlds.cuda_ipc import CudaIPC
 from dlpar.worlds.devices import trial
-from dlpar.worlds.mpi import MPIComm, meet
+from dlpar.worlds.mpi import DeviceTraffic, MPIComm, meet
 from dlpar.worlds.paced.comm import of_experiment
 
 
@@ -61,8 +61,6 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
     comm = MPIComm(world, device)
     names = [None if n is None else visible[rank][n] for rank, n in enumerate(taken)]
     if len(names) > len(set(names)):
-        from dlpar.worlds.nccl import DeviceTraffic
-
         ipc = CudaIPC(world, device, names)
         if ipc.works() and ipc.neighbours:
             comm.ipc, comm.traffic = ipc, DeviceTraffic(comm.now, device)

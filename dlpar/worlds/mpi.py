@@ -92,6 +92,31 @@ class MPIWorld(World):
         return left
 
 
+UNREAD = 4096
+"""Maximum number of waits kept until their seconds are requested."""
+
+
+class DeviceTraffic(Traffic):
+    """Counts of a rank whose GPU waits for messages. On the host, NCCL's own waits return at once."""
+
+    def __init__(self, now: Callable[[], float], device: torch.device) -> None:
+        super().__init__(now)
+        self._device = device
+        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=UNREAD)
+
+    def queued(self, wait: Callable[[], Any]) -> None:
+        """Make a call that lets the GPU's queue wait for a message. Time the wait with the GPU's events."""
+        since, until = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        since.record(torch.cuda.current_stream(self._device))
+        wait()
+        until.record(torch.cuda.current_stream(self._device))
+        self._waits.append((since, until))
+
+    def waits_of_device(self) -> Callable[[], float]:
+        waits = [self._waits.popleft() for _ in range(len(self._waits))]  # another thread may add some
+        return lambda: sum(since.elapsed_time(until) for since, until in waits) / 1000
+
+
 class MPIComm(Comm):
     """Ranks of an MPI communicator.
 
@@ -132,9 +157,9 @@ class MPIComm(Comm):
         return time.monotonic() - self.zero
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        if tensor.nbytes > self.world.eager:
-            return super().send(tensor, dest, tag)
         check_peer(self, dest, "dest")
+        if tensor.nbytes > self.world.eager or not self._goes_by_mpi(tensor, dest, tag):
+            return super().send(tensor, dest, tag)
         wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
         # A copy need not wait for its receiver. Without a copy, Open MPI frees the sender only up to about
@@ -145,6 +170,10 @@ class MPIComm(Comm):
             copies.popleft()
         if len(copies) > BEHIND:
             patiently(copies.popleft().Test)
+
+    def _goes_by_mpi(self, tensor: torch.Tensor, peer: int, tag: int) -> bool:
+        """Return whether MPI carries a message."""
+        return True
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")

@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from inspect import signature
@@ -25,36 +24,17 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.nn.utils.rnn import pad_sequence
 
-from dlpar.comm.base import ANY, Arrival, Request, Traffic, World, check_peer
-from dlpar.worlds.mpi import MPIComm, joined, put_back
+from dlpar.comm.base import ANY, Arrival, Collective, Request, World, check_peer
+from dlpar.worlds.mpi import DeviceTraffic, MPIComm, joined, put_back
 
 PATIENCE = timedelta(minutes=5)
 """Maximum time that a carrier waits for a peer. The job's guardian ends a job sooner."""
 
 
-UNREAD = 4096
-"""Maximum number of waits kept until their seconds are requested."""
-
-
-class DeviceTraffic(Traffic):
-    """Counts of a rank whose GPU waits for messages. On the host, NCCL's own waits return at once."""
-
-    def __init__(self, now: Callable[[], float], device: torch.device) -> None:
-        super().__init__(now)
-        self._device = device
-        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=UNREAD)
-
-    def queued(self, wait: Callable[[], Any]) -> None:
-        """Make a call that lets the GPU's queue wait for a message. Time the wait with the GPU's events."""
-        since, until = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        since.record(torch.cuda.current_stream(self._device))
-        wait()
-        until.record(torch.cuda.current_stream(self._device))
-        self._waits.append((since, until))
-
-    def waits_of_device(self) -> Callable[[], float]:
-        waits = [self._waits.popleft() for _ in range(len(self._waits))]  # another thread may add some
-        return lambda: sum(since.elapsed_time(until) for since, until in waits) / 1000
+_all_gather = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)  # the name before torch 2.13
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class DistributedComm(MPIComm):
@@ -93,12 +73,6 @@ class DistributedComm(MPIComm):
         # All ranks must make NCCL's first call, which connects the group. But the first message may be
         # between two ranks.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
-
-    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        check_peer(self, dest, "dest")
-        if self._goes_by_mpi(tensor, dest, tag):
-            return super().send(tensor, dest, tag)
-        self.isend(tensor, dest).wait()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
@@ -140,7 +114,11 @@ class DistributedComm(MPIComm):
         return False
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
-        ranks = mpi.allgather(dist.get_rank())
+        made = dist.distributed_c10d._world.pg_names
+        told = mpi.allgather((dist.get_rank(), len(made)))
+        ranks = [rank for rank, _ in told]
+        while len(made) < max(count for _, count in told):  # torch names a group by its ranks and this number
+            dist.new_group([dist.get_rank()], use_local_synchronization=True)
         # The ranks are in this order. Only these ranks take part, so other ranks may make another group at
         # the same time.
         in_order = {} if ranks == sorted(ranks) else {"sort_ranks": False}
@@ -153,6 +131,12 @@ class DistributedComm(MPIComm):
         part = DistributedComm(mpi, self.device, self.world.carrier, self.zero, group)
         part.traffic, part.world = self.traffic, self.world
         return part
+
+    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
+        request = super().start(collective, bucket)
+        if self.world.carrier == "nccl":  # all ranks must launch the collectives of both threads in one order
+            request.launched()  # type: ignore[attr-defined]
+        return request
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         self._in_place(lambda flat: dist.all_reduce(flat, group=self.group), tensor, tensor)
@@ -167,13 +151,13 @@ class DistributedComm(MPIComm):
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
         padded = _padded(chunks)
-        dist.reduce_scatter_tensor(padded[self.rank], padded.view(-1), group=self.group)
+        _reduce_scatter(padded[self.rank], padded.view(-1), group=self.group)
         put_back([padded[self.rank]], [chunks[self.rank]])
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
         padded = _padded(chunks)
-        dist.all_gather_into_tensor(padded.view(-1), padded[self.rank], group=self.group)
+        _all_gather(padded.view(-1), padded[self.rank], group=self.group)
         put_back(padded, chunks)
 
     def close(self) -> None:

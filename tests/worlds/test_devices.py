@@ -26,7 +26,8 @@ from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.data import Dataset
 from dlpar.jobs.record import DeviceClock, Recorder
 from dlpar.train import serve, train
-from dlpar.worlds.nccl import DeviceTraffic, DistributedComm
+from dlpar.worlds.mpi import DeviceTraffic
+from dlpar.worlds.nccl import DistributedComm
 from dlpar.worlds.nccl import _UnderWay as UnderWay
 from dlpar.worlds.simulated.comm import Side, SimulatedComm
 

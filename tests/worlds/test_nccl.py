@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from trained_ranks import trained
@@ -34,6 +36,9 @@ CASES = {
     "1f1b": dict(workers=4, model=MLP, split={"kind": "pipeline", "schedule": "1f1b"}),
     "zb-h1": dict(workers=3, model=MLP, split={"kind": "pipeline", "schedule": "zb-h1"}),
     "one micro-batch": dict(workers=2, model=MLP, split={"kind": "pipeline", "microbatches": 1}),
+    "one micro-batch, zb-h1": dict(
+        workers=3, model=MLP, split={"kind": "pipeline", "schedule": "zb-h1", "microbatches": 1}
+    ),
     "interleaved, 2": dict(
         workers=2, model=MLP, split={"kind": "pipeline", "schedule": "interleaved", "microbatches": 4}
     ),
@@ -52,21 +57,52 @@ CASES = {
 def as_in_streams() -> dict:
     """Have each message of a group begin after the group's messages before it, as in the stream of a GPU.
 
-    Returned are the sizes of messages by group, sender and receiver.
+    As NCCL does, the first message of two ranks in one direction blocks its host until the other rank makes its
+    call. A stage's first forward pass, and its first backward pass, wait for all messages before them: a GPU loads
+    kernels when it is idle. Returned are the sizes of messages by group, sender and receiver.
     """
     from collections import defaultdict
     from concurrent.futures import ThreadPoolExecutor
+    from datetime import timedelta
     from types import SimpleNamespace
 
     import torch.distributed as dist
 
+    from dlpar.split.pipeline import Chunk
+
     launch, streams, sizes, isend = dist.batch_isend_irecv, {}, defaultdict(list), dist.isend
+    connected, loaded = set(), set()
+
+    def connect(ways):
+        store = dist.distributed_c10d._get_default_store()
+        for group, sends, *ends in ways:
+            store.set(f"{group} {sends} {ends}", "called")
+        for group, sends, *ends in ways:
+            store.wait([f"{group} {not sends} {ends}"], timedelta(seconds=15))
+        connected.update(ways)
+
+    def of_first(name):
+        usual = getattr(Chunk, name)
+
+        def loading(chunk, *given):
+            if name not in loaded:
+                loaded.add(name)
+                for stream in streams.values():
+                    stream.submit(int).result()
+            return usual(chunk, *given)
+
+        setattr(Chunk, name, loading)
+
+    of_first("forward"), of_first("backward")
 
     def queued(operations):
+        ways = []
         for each in operations:
-            ends = dist.get_rank(), each.peer
-            ends = ends if each.op is isend else ends[::-1]
+            sends = each.op is isend
+            ends = (dist.get_rank(), each.peer) if sends else (each.peer, dist.get_rank())
+            ways.append((each.group.group_name, sends, *ends))
             sizes[each.group.group_name, *ends].append(each.tensor.numel())
+        connect([way for way in ways if way not in connected])
 
         def done():
             for work in launch(operations):
@@ -136,6 +172,36 @@ def test_in_one_group_the_messages_of_a_pipeline_would_wait_for_ever():
     fields = {**SHORT, "evaluate_every": 1000, **CASES["gpipe"]}
     with pytest.raises(dlpar.JobFailed, match="no progress for 5 s"):
         dlpar.spmd(train_natively, fields, without_lanes, workers=3, carrier="gloo", timeout=5)
+
+
+@pytest.mark.slow
+def test_ranks_that_have_made_unequal_numbers_of_groups_make_one_together():
+    """Workers have more groups than servers; torch names a group by their number."""
+    parts = {"kind": "tensor", "tensor": 2}
+    sync = {"scheme": "ps", "servers": 2, "overlap": True}
+    fields = {**SHORT, "workers": 4, "dtype": "float64", "split": parts, "sync": sync}
+    found = dlpar.launch(Experiment(**fields, cluster={"carrier": "gloo", "timeout": 20})).wait(60)
+    np.testing.assert_allclose(found.curve["loss"], trained(**fields).losses, rtol=1e-9)
+
+
+def test_nccl_s_collectives_are_launched_before_the_rank_goes_on():
+    """Two threads of a rank would launch them in another order than those of another rank."""
+
+    def starts(comm, carrier):
+        import torch
+
+        def slow(beside, bucket):
+            time.sleep(0.05)
+            beside.allreduce(bucket)
+
+        comm.world.carrier, total = carrier, torch.ones(1)
+        request = comm.start(slow, total)
+        launched = request.test()
+        request.wait()
+        return launched, total.item()
+
+    assert dlpar.spmd(starts, "nccl", workers=2, carrier="gloo") == [(True, 2)] * 2
+    assert dlpar.spmd(starts, "gloo", workers=2, carrier="gloo") == [(False, 2)] * 2
 
 
 def test_messages_that_begin_together_do_not_wait_for_each_other():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from typing import Annotated, Any, Literal
 
@@ -11,17 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from dlpar.config.parts import ByRank
 from dlpar.config.schema import BadExperiment, FromFile, Part, shown
 from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, Workload
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _rates(value: Any) -> Any:
-    if not isinstance(value, dict) or not all(n in WORKLOADS and _is_positive(r) for n, r in value.items()):
-        allowed = f"numbers of samples a second above 0 for some of {', '.join(WORKLOADS)}"
-        raise ValueError(f"device.rates: got {shown(value)}, allowed are {allowed}")
-    return value
 
 
 class Device(Part):
@@ -44,7 +32,7 @@ class Device(Part):
 
     name: str = Field(min_length=1)
     flops: float = Field(gt=0)
-    rates: Annotated[dict[str, float], BeforeValidator(_rates)] = Field({})
+    rates: dict[Literal[*WORKLOADS], Annotated[float, Field(gt=0, strict=True)]] = Field({})
     overhead: float = Field(0.0, ge=0)
     memory_gib: float | None = Field(None, gt=0)
 

@@ -136,8 +136,7 @@ class FailingJob:
     ) -> Survived:
         """Train until the last step, or until `most` deaths are survived. Failures default to `mtbf`."""
         if deaths is None:
-            intervals = (n * self.mtbf for n in count(1))
-            deaths = intervals if self.regular else poisson(self.mtbf, seed)
+            deaths = (n * self.mtbf for n in count(1)) if self.regular else poisson(self.mtbf, seed)
         return _Life(self, iter(deaths)).live(steps, most)
 
 

@@ -142,9 +142,12 @@ def test_a_single_node_needs_no_network():
         (dict(device=dict(name="x", flops=-1)), "device.flops: got -1, allowed is a finite number above 0"),
         (
             dict(device=dict(name="x", flops=1, rates={"resnet51": 5})),
-            r"device.rates: got {'resnet51': 5}, allowed",
+            "device.rates: got 'resnet51', allowed is numbers above 0 for some of alexnet, vgg16",
         ),
-        (dict(device=dict(name="x", flops=1, rates={"vgg16": -5})), r"device.rates: got {'vgg16': -5}"),
+        (
+            dict(device=dict(name="x", flops=1, rates={"vgg16": -5})),
+            "device.rates: got -5, allowed is numbers above 0",
+        ),
         (
             dict(device=dict(name="x", flops=1, memory_gib=0)),
             "device.memory_gib: got 0, allowed is a finite number",
