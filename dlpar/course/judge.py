@@ -37,6 +37,9 @@ GRADED = "DLPAR_GRADED"
 PACKAGE = str(Path(__file__).parents[1])
 """Folder of dlpar's code, as opposed to a student's."""
 
+SENDS_WAIT = f"{PACKAGE}/systems/platforms/sends-wait.toml"
+"""Platform of simulated ranks. No send returns before its receive, so no answer can rely on a buffer."""
+
 LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
 
@@ -282,9 +285,12 @@ def judge_on_ranks(
     name = getattr(student, "__name__", "the function")
     real = [] if _seed is not None else [("real", workers[-1])]
     for world, ranks in [*(("simulated", each) for each in workers), *real]:
-        where = f"With {ranks} {world} {who}"
+        where, cluster = (
+            f"With {ranks} {world} {who}",
+            {"platform": SENDS_WAIT} if world == "simulated" else {},
+        )
         try:
-            told = spmd(program, student, *arguments, workers=ranks, world=world, timeout=timeout)
+            told = spmd(program, student, *arguments, workers=ranks, world=world, timeout=timeout, **cluster)
         except JobFailed as failure:
             if "NotImplementedError" in str(failure):
                 return to_do(f"{name} is not written yet.")

@@ -1,4 +1,4 @@
-"""Consistency models of a server. Two numbers bound a worker's staleness.
+"""Consistency models of a server. Two numbers define each model.
 
 Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
 (NIPS 2012); backup workers, Chen et al. (arXiv 1604.00981); n-softsync, Gupta,

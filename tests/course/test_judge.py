@@ -155,6 +155,19 @@ def test_an_answer_that_deadlocks_is_told_at_once_where_each_rank_waits():
     assert "Traceback" not in verdict.sentence
 
 
+def test_an_answer_that_relies_on_buffered_sends_is_told_so():
+    """Real ranks buffer messages as short as these."""
+
+    def all_send_first(comm, gradient):
+        theirs = gradient.clone()
+        comm.send(gradient, 1 - comm.rank)
+        comm.recv(theirs, 1 - comm.rank)
+        gradient.add_(theirs).div_(2)
+
+    verdict = check_on_ranks(all_send_first, workers=[2], timeout=1.5, **MEAN)
+    assert verdict.status == "not yet" and "rank 0 in send of 4 bytes to rank 1" in verdict.sentence
+
+
 @pytest.mark.slow
 def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
     def only_simulated(comm, gradient):

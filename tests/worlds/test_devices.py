@@ -145,6 +145,7 @@ SPLITS = {
     "batch normalisation": dict(workers=2, model={"name": "mlp", "norm": "sync_batch"}),
     "zero 1": dict(workers=2, split={"zero": 1}),
     "zero 3": dict(workers=2, split={"zero": 3}),
+    "zero 3, overlapped": dict(workers=2, split={"zero": 3}, sync={"overlap": True}),
     "tensor, mlp": dict(workers=2, split=TENSOR),
     "tensor, overlapping": dict(workers=2, split=TENSOR | {"redundancy": 0.5}),
     "tensor, cnn": dict(workers=2, model={"name": "cnn", "width": 32}, split=TENSOR),

@@ -13,7 +13,7 @@ from dlpar import Experiment
 
 from .test_devices import SHORT, SPLITS
 
-COUNTED = ["zero 1", "zero 3", "1f1b", "gpipe", "interleaved", "zb-h1", "pipedream"]
+COUNTED = ["zero 1", "zero 3", "zero 3, overlapped", "1f1b", "gpipe", "interleaved", "zb-h1", "pipedream"]
 """Splits whose messages are ours, and counted."""
 
 OF_LIBRARY = ["tensor, mlp", "tensor, transformer", "spatial", "batch normalisation", "hybrid"]

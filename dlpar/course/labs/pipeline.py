@@ -91,7 +91,7 @@ def without_a_flush() -> list[Experiment]:
     """Train with 1F1B and PipeDream at a small and a large learning rate. PipeDream never drains."""
     four = {"name": "mlp", "width": 64, "depth": 4}  # equal layers, and the output layer with the last
     # The middle of the run is drawn, so it holds no evaluation, for which a pipeline stops.
-    flush = _stages(four, "1f1b", steps=120, evaluate_every=30, optimizer="momentum", cluster=BERT)
+    flush = _stages(four, "1f1b", steps=120, evaluate_every=40, optimizer="momentum", cluster=BERT)
     stream = flush.replace(split={"schedule": "pipedream", "microbatches": 1})
     return [each.replace(lr=lr) for lr in (0.004, 0.03) for each in (flush, stream)]
 

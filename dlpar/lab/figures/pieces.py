@@ -302,7 +302,7 @@ def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
         text += f", and all {len(held)} together hold {f'{copies:g} models' if copies != 1 else 'one model'}"
     if image:
         of_image = _shares([_held(each, of_images=True) / image for each in held])
-        text += f", and {of_image} of each image; its halo is drawn faint"
+        text += f", and {of_image} of all images together; its halo is drawn faint"
     parts = len(_alike(held))
     if 1 < parts < len(held):
         text += f"; there are {parts} different parts, and ranks of the same colour hold the same part"
@@ -458,8 +458,8 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
     for title, count, total, largest in rows:
         by = f", by up to {captions.quantity(100 * largest)}% of the largest number" if count else ""
         parts.append(f"{title}: {f'{count:,}' if count else 'none'} of {total:,}{by}")
-    heads = ("image", "elements that differ", "of", "largest difference / largest number")
-    sentence = f"Elements that differ from those of one process: {'; '.join(parts)}."
+    heads = ("image", "pixels that differ", "of", "largest difference / largest number")
+    sentence = f"Pixels that differ from those of one process: {'; '.join(parts)}."
     return captioned(figure, sentence, (heads, rows))
 
 

@@ -229,7 +229,7 @@ def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Bar]],
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
     length = captions.duration(took / 1e3) if took >= 1e3 else f"{took:.3g} ms"
     part = f"Step {step}" if has_flush(experiment) else f"The part from step {step} on"
-    found, least = map(percent, bubbles)
+    found, least = (percent(max(0.0, bubble)) for bubble in bubbles)
     text = (
         f"{part} took {length} from its first pass to its last, {took / best:.2f} times the ideal: "
         f"the bubble was {found} of the computing time; ideally it is {least}."
