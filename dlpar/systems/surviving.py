@@ -83,13 +83,15 @@ def _thin(name: str, colour: str, sizes: Any = 0) -> theme.Look:
     return {"name": name, "line": theme.line_by_source(colour, "measured", 1), **look}
 
 
-def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
+def time_spent(seconds: Mapping[str, Mapping[str, float]], how: str) -> Figure:
     """Draw the time that jobs spent on each kind of work. Times are shares of the wall time.
 
     Parameters
     ----------
     seconds : mapping of str to mapping of str to float
         Seconds by kind, for each job by name. All kinds of a job add up to its wall time.
+    how : str
+        The origin of these times, for the caption: ``measured`` or ``simulated``.
     """
     shares = pd.DataFrame(seconds, list(theme.SPENT)).fillna(0.0)
     shares *= 100 / shares.sum()
@@ -97,4 +99,4 @@ def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     parts = {kind: (look, shares.loc[kind].tolist()) for kind, look in looks.items()}
     said = "; ".join(f"{name}: {share:.1f} %" for name, share in shares.loc[list(USEFUL)].sum().items())
     figure = stacked("share of the time (%)", list(seconds), parts, ("", []))
-    return captioned(figure, f"Spent on steps that count: {said}.")
+    return captioned(figure, f"Spent on steps that count ({how}): {said}.")

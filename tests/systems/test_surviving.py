@@ -34,10 +34,10 @@ def test_the_time_of_jobs_is_drawn_by_kind_up_to_all_of_it():
         f"every {n}": FailingJob(4.0, 1.0, mtbf=5000.0, every=n, snapshot=9.0, restarting=60.0)
         for n in (1, 50)
     }
-    figure = lab.time_spent({name: job.run(most=200).seconds for name, job in lives.items()})
+    figure = lab.time_spent({name: job.run(most=200).seconds for name, job in lives.items()}, "simulated")
     assert [sum(trace.x[row] for trace in figure.data) for row in (0, 1)] == pytest.approx([100, 100])
     assert "snapshot" in [trace.name for trace in figure.data]
-    assert caption(figure).startswith("Spent on steps that count: every 1: 3")
+    assert caption(figure).startswith("Spent on steps that count (simulated): every 1: 3")
 
 
 def test_no_job_is_refused():

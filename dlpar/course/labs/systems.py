@@ -51,5 +51,5 @@ def _free_groups_are_quicker(runs: dict[str, Run]) -> Shown:
 TABLE = (
     Row(softsync, "Rudra's staleness here matches the published figure", _as_published),
     Row(backup_workers, '"A machine whose work is dropped is wasted"', _pay_if_uneven),
-    Row(unpublished, "A combination that nobody has published trains, too", _free_groups_are_quicker),
+    Row(unpublished, "Groups that average without waiting train, too", _free_groups_are_quicker),
 )
