@@ -138,10 +138,10 @@ class Marks {
   }
 }
 
-/** "key range" is found in "key ranges", "all-reduce" in "Allreduce". */
+/** "key range" is found in "key ranges", "all-reduce" in "Allreduce", but "ZeRO" not in "zero bubble". */
 function pattern(name) {
   const loose = name.replace(/[- ]/g, (gap) => (gap === "-" ? "[- ]?" : "[- ]"));
-  return new RegExp(`(?<![\\w-])${loose}s?(?![\\w-])`, "i");
+  return new RegExp(`(?<![\\w-])${loose}s?(?![\\w-])`, name === name.toLowerCase() ? "i" : "");
 }
 
 function chinese(words) {
