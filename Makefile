@@ -129,7 +129,7 @@ faults: $(STAMP)  ## let hundreds of small jobs fail in every way, and check the
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/faults --rounds $(ROUNDS) --seed $(SEED)
 
 clean:  ## remove the environment and everything built; runs and notebooks stay
-	rm -rf $(VENV) build dist release *.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist release slides/build gpu-out *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- a browser for the browser tests ---------------------------------------------------------------------
