@@ -157,7 +157,7 @@ def test_rounding_is_not_drawn_and_of_channels_the_largest_difference_is():
     figure = figures.differences([RIGHT, got], [RIGHT, RIGHT], ["whole", "in pieces"])
     first, second = (torch.tensor(trace.z, dtype=torch.float64) for trace in figure.data)
     assert first.isnan().all() and second[2, 3] == 0.25 and second.isnan().sum() == 15
-    assert figures.table(figure)["elements that differ"].tolist() == [0, 1]
+    assert figures.table(figure)["pixels that differ"].tolist() == [0, 1]
     assert "whole: none of 16; in pieces: 1 of 16, by up to 25% of the largest number" in figures.caption(
         figure
     )
