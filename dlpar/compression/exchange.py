@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.collectives import HALVES
+from dlpar.collectives.ring import gather_in_order
 from dlpar.comm import ANY, Arrival, Comm, Request
 from dlpar.comm.base import Collective
 from dlpar.compression.codecs import Codec, ErrorFeedback
@@ -96,8 +96,7 @@ class CompressedAllreduce:
             comm.compute(lambda: total.add_(codec.decode(arriving, decoded)), cost=2 * len(total))
         # 3. Encode the sum with its own error feedback, and pass it around.
         comm.compute(lambda: encode(rank, size), cost=4 * len(total))
-        _, allgather = HALVES["ring"]
-        allgather(comm, wires)
+        gather_in_order(comm, wires)
         comm.compute(lambda: [codec.decode(*pair) for pair in zip(wires, slices)], cost=n)
 
 

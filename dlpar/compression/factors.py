@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlpar.collectives import HALVES
+from dlpar.collectives.ring import gather_in_order
 from dlpar.comm import Comm
 from dlpar.compression import Codec
 from dlpar.config.experiment import Experiment
@@ -73,8 +73,7 @@ class Factors:
         everyones = comm.empty(sum(self.rows) * width, gradient.dtype)
         parts = list(everyones.split([rows * width for rows in self.rows]))
         parts[comm.rank].copy_(own.flatten())
-        _, allgather = HALVES["ring"]
-        allgather(comm, parts)
+        gather_in_order(comm, parts)
         code, wire = FactorCode(0, 1, sum(self.rows), *self.shape[1:]), everyones.view(torch.uint8)
         comm.compute(partial(code.decode, wire, gradient), cost=2 * len(own) * comm.size * width)
 

@@ -285,10 +285,8 @@ def judge_on_ranks(
     name = getattr(student, "__name__", "the function")
     real = [] if _seed is not None else [("real", workers[-1])]
     for world, ranks in [*(("simulated", each) for each in workers), *real]:
-        where, cluster = (
-            f"With {ranks} {world} {who}",
-            {"platform": SENDS_WAIT} if world == "simulated" else {},
-        )
+        where = f"With {ranks} {world} {who}"
+        cluster = {"platform": SENDS_WAIT} if world == "simulated" else {}
         try:
             told = spmd(program, student, *arguments, workers=ranks, world=world, timeout=timeout, **cluster)
         except JobFailed as failure:

@@ -96,7 +96,7 @@ class Sharded:
             parameter.data = piece
 
     def release(self) -> None:
-        """Free the memory of the other ranks' chunks."""
+        """Free the memory of the other ranks' chunks, and forget the gradients."""
         for parameter in self.parameters:
             # Reading a parameter now raises an error instead of reading freed memory.
             parameter.grad, parameter.data = None, parameter.new_empty(0)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from dlpar.collectives import HALVES, ring_allreduce, tree_broadcast, tree_reduce
+from dlpar.collectives import ring_allreduce, tree_broadcast, tree_reduce
+from dlpar.collectives.ring import gather_in_order, scatter_in_order
 from dlpar.comm.base import ANY, Comm, World, check_peer
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.simulator import LostRank
@@ -122,11 +123,11 @@ class LogicalComm(Comm):
         self._in_place(lambda flat: tree_broadcast(self, flat, root), tensor, tensor, root)
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
-        HALVES["ring"][0](self, chunks)
+        scatter_in_order(self, chunks)
         self.traffic.hidden()
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
-        HALVES["ring"][1](self, chunks)
+        gather_in_order(self, chunks)
         self.traffic.hidden()
 
 

@@ -31,9 +31,8 @@ PATIENCE = timedelta(minutes=5)
 """Maximum time that a carrier waits for a peer. The job's guardian ends a job sooner."""
 
 
-_all_gather = (
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)  # the name before torch 2.13
+# Before torch 2.13, the second name is the only one. Since then it warns.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -70,8 +69,7 @@ class DistributedComm(MPIComm):
             _introduce(self, carrier)
         self.group = group or dist.group.WORLD
         self._batch: Batch | None = None
-        # All ranks must make NCCL's first call, which connects the group. But the first message may be
-        # between two ranks.
+        # All ranks must make the first call of a group, but the first message may be between two ranks.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
