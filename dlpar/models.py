@@ -206,11 +206,8 @@ def _cnn(model: Model, dataset: Dataset) -> Layers:
             layers.append((f"pool{i}", nn.MaxPool2d(2)))
             height, width = height // 2, width // 2
         inputs = channels
-    return [
-        *layers,
-        ("flatten", nn.Flatten()),
-        ("output", nn.Linear(channels * height * width, dataset.classes)),
-    ]
+    output = nn.Linear(channels * height * width, dataset.classes)
+    return [*layers, ("flatten", nn.Flatten()), ("output", output)]
 
 
 def _transformer(model: Model, dataset: Dataset) -> Layers:

@@ -9,25 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-
-T = TypeVar("T")
-
-
-class Agree(Protocol):
-    """Function that makes one replica's ranks take the same decision."""
-
-    def __call__(self, own: T) -> T: ...
-
-
-def _alone(own: T) -> T:
-    return own
+    from dlpar.sync.optim import Optimizer
 
 
 class Replica:
@@ -79,7 +68,9 @@ class Replica:
     """Whether backward passes leave gradients in separate tensors, which one kernel then copies into
     `gradient`.  Default: on a GPU, where every kernel costs a launch."""
 
-    def __init__(self, model: nn.Module, comm: Comm | None = None, agree: Agree = _alone) -> None:
+    def __init__(
+        self, model: nn.Module, comm: Comm | None = None, agree: Callable[[Any], Any] = lambda own: own
+    ) -> None:
         self.agree = agree
         self.model, self.last = model, True
         self.loss: Any = 0.0
@@ -159,29 +150,40 @@ class Replica:
         for parameter, weight in zip(self._parameters, self._views(weights)):
             parameter.data = weight
 
-    def zero_gradient(self) -> None:
-        """Set the gradient to zero before the next backward pass."""
-        self.gradient.zero_()
-
     def begin(self) -> None:
-        """Prepare the gradient for the backward passes of a step. :meth:`collect` ends the step."""
+        """Prepare the gradient for the backward passes of a step. :meth:`collect` or :meth:`descend` ends it."""
         if not self.collects:
-            self.zero_gradient()
+            self.gradient.zero_()
             return
         for parameter in self._parameters:
             parameter.grad = None
 
     def collect(self) -> None:
         """Write the gradients of a step's backward passes to `gradient`, unless they are already there."""
-        if not self.collects:
+        if self.collects:
+            torch.cat([gradient.flatten() for gradient in self._collected()], out=self.gradient)
+
+    def descend(self, optimizer: Optimizer) -> None:
+        """Update the weights with the gradients of a step's backward passes, as :meth:`collect` and the rule do.
+
+        Plain SGD takes the gradients of a replica that collects from where they are, which saves their copy.
+        """
+        if optimizer.rule != "sgd" or not self.collects:
+            self.collect()
+            optimizer.step(self.gradient)
             return
-        pairs = [(view, p.grad) for view, p in zip(self._gradients, self._parameters) if p.grad is not None]
-        if len(pairs) < len(self._parameters):  # some layer was not used
-            self.gradient.zero_()
-        if pairs:
-            torch._foreach_copy_(*map(list, zip(*pairs)))
+        # A kernel over many tensors takes long pieces of each, so a small network would use few of a GPU's
+        # multiprocessors.  Many more pieces take several launches.
+        size = max(4096, len(self.weights) // 64)
+        pieces = lambda tensors: [piece for tensor in tensors for piece in tensor.flatten().split(size)]
+        torch._foreach_add_(pieces(self._views(self.weights)), pieces(self._collected()), alpha=-optimizer.lr)
+
+    def _collected(self) -> list[torch.Tensor]:
+        """Return the gradients of a step's backward passes: zeros for a layer that was not used."""
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         for view, parameter in zip(self._gradients, self._parameters):
             parameter.grad = view
+        return found
 
     def when_ready(self, call: Callable[[int], None]) -> None:
         """Call a function with each bucket's number as soon as the backward pass has finished the bucket.

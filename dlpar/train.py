@@ -50,6 +50,7 @@ def train(
     if sync.chosen:
         record.event("chosen", **sync.chosen)
     keeper.hold(sync=sync, delays=delays, held_out=held_out)
+    part.rest = sync.rest()
     own, done = keeper.own, keeper.done
     if keeper.resumed:
         part.resume(own)
@@ -64,12 +65,13 @@ def train(
             part.gradient(step)
         delays.after(step, began, done)
 
-        # 4. Agree with the other replicas, then update the weights.
-        with record.span("communicate"):
-            sync.combine()
-        with record.span("update"):
-            sync.update()
-        sync.spread(record.span)
+        # 4. Agree with the other replicas, then update the weights.  A GPU's graph may have done both.
+        if not part.updated:
+            with record.span("communicate"):
+                sync.combine()
+            with record.span("update"):
+                sync.update()
+            sync.spread(record.span)
 
         # 5. Record what happened.  The loss of a GPU is read one step late, when it is available.
         facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **task.memory.facts()}

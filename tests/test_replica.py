@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from dlpar import Experiment
 from dlpar.comm import Recorder
 from dlpar.comm.base import World
 from dlpar.replica import Replica, aligned
-from dlpar.split.split import PassGraphs
+from dlpar.split.split import StepGraphs
+from dlpar.sync.optim import Optimizer
 from dlpar.train import train
 
 
@@ -83,10 +85,26 @@ def test_gradients_of_a_gpu_are_copied_by_one_kernel(monkeypatch, collects):
         with Calls() as calls:
             loss.backward()
             replica.collect()
-    assert calls.names.count("aten._foreach_copy_.default") == collects
+    assert calls.names.count("aten.cat.out") == collects
     assert calls.names.count("aten.add_.Tensor") == (0 if collects else 6)
     plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     assert torch.equal(replica.gradient, torch.cat([g.flatten() for g in reversed(plain)]))
+
+
+def test_plain_sgd_needs_no_copy_of_the_gradients_of_a_gpu(monkeypatch):
+    (x, y), lr = (torch.randn(8, 64), torch.randint(10, (8,))), 0.05
+    wide = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10))  # cut into pieces
+    plain, model = Replica(copy.deepcopy(wide)), wide
+    nn.functional.cross_entropy(plain.model(x), y).backward()
+    plain.weights.add_(plain.gradient, alpha=-lr)
+    monkeypatch.setattr(Replica, "collects", True)
+    replica = Replica(model)
+    replica.begin()
+    nn.functional.cross_entropy(model(x), y).backward()
+    with Calls() as calls:
+        replica.descend(Optimizer("sgd", replica.weights, lr))
+    assert calls.names.count("aten._foreach_add_.List") == 1
+    assert torch.equal(replica.weights, plain.weights) and not replica.gradient.any()
 
 
 def test_a_layer_that_was_not_used_has_gradient_zero(monkeypatch):
@@ -117,7 +135,7 @@ def test_a_run_is_the_same_to_the_last_bit_whichever_way_gradients_come(monkeypa
     fields = {"workers": 2, "steps": 12, **SMALL["mlp"], **SPLITS[name]}
     plain = trained(**fields).losses
     monkeypatch.setattr(Replica, "collects", True)
-    monkeypatch.setattr(PassGraphs, "replay", lambda graphs, step: False)  # there is no GPU
+    monkeypatch.setattr(StepGraphs, "replay", lambda graphs, step: False)  # there is no GPU
     assert (trained(**fields).losses == plain).all()
 
 

@@ -195,7 +195,7 @@ class Cluster(Part):
     carrier: Annotated[Literal["auto", "mpi", "nccl", "gloo"], Only("cluster.world", "real")] = Field("auto")
     """Library that moves tensors; auto: nccl with one GPU a rank, else mpi."""
     graphs: Annotated[bool, Only("cluster.world", "real")] = Field(True)
-    """Whether a GPU replays the passes of a whole model from CUDA graphs, with one launch for a pass."""
+    """Whether a GPU replays CUDA graphs of a whole model: one for each pass, or one for a step without messages."""
     threads: Annotated[int | None, Only("cluster.world", "real", "paced")] = Field(None, ge=1, le=256)
     """Compute threads a rank; default: a fair share of the cores, simulated one."""
     hostfile: Annotated[str | None, Only("cluster.world", "real")] = Field(None, pattern=LINE)

@@ -140,9 +140,9 @@ class _Stream:
         pieces = []
         while count:
             stretch, offset = divmod(start, self._long)
-            pieces.append(self._stretch(stretch)[offset : offset + count])
-            start += len(pieces[-1])
-            count -= len(pieces[-1])
+            taken = min(count, self._long - offset)
+            pieces.append(self._stretch(stretch)[offset : offset + taken])
+            start, count = start + taken, count - taken
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,10 +28,14 @@ from dlpar.comm import Comm
 TOGETHER = 0.02
 """Maximum duration of the steps in one write, in seconds."""
 
+AHEAD = 2e-3
+"""Seconds of short steps that a GPU is given before the host reads the first of them. In this time the host can
+draw a new order of samples, which takes 0.5 ms."""
+
 SNAPSHOT = "snapshot"
 """Name of the span in which a step waits for a copy of the state."""
 
-COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update"})
+COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update", "whole step"})
 """Spans counted as computing. All others except :data:`SNAPSHOT` and ``evaluate`` are communication."""
 
 NOTHING = 2e-6
@@ -44,8 +48,6 @@ class Span:
     One object serves all steps, so phases of one name do not nest.  The values in `of` are written after the
     times.  In a pipeline these are the numbers of micro-batch and chunk, with a new object for each pair.
     """
-
-    __slots__ = ("_name", "_of", "_record", "_start", "_waited")
 
     def __init__(self, record: Recorder, name: str, of: tuple[int, ...] = ()) -> None:
         self._record, self._name, self._of = record, name, of
@@ -85,7 +87,8 @@ class RankFile:
     def flush(self) -> None:
         """Write the buffered records."""
         # A missing number and a NaN are null.
-        lines = b"".join([orjson.dumps(r, _nothing, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
+        null = lambda thing: None
+        lines = b"".join([orjson.dumps(r, null, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
         self._pending.clear()
         self._written = time.monotonic()
         if lines and (written := os.write(self._file, lines)) < len(lines):
@@ -101,10 +104,6 @@ class RankFile:
         """Write the rest, and close the file."""
         self.flush()
         os.close(self._file)
-
-
-def _nothing(thing: Any) -> None:
-    """Return None, which JSON writes as null, for a value that JSON cannot represent."""
 
 
 class Recorder(comm.Recorder):
@@ -138,7 +137,7 @@ class Recorder(comm.Recorder):
         self._spans: list[tuple[Any, ...]] = []
         self._waited, self._lost = 0.0, Counter[str]()
         self._kinds: dict[str, Span] = {}
-        self._last: Done | None = None
+        self._pending, self._ahead = deque[Done](), 0  # steps of a GPU, and how many of them need no wait
 
     def join(self, comm: Comm, workers: int, usual: int) -> None:
         """Continue with another communicator on the same clock, with this many workers in a global step."""
@@ -168,16 +167,16 @@ class Recorder(comm.Recorder):
         """Finish a step. Write a line with its loss, samples, traffic, seconds and spans.
 
         A step on a GPU is written when the next one ends, so that the host never waits for the current one.
+        Short steps are written up to `AHEAD` seconds later.
         """
         facts |= self.comm.world.state()
-        self._write_last()
+        self._write_done(self._ahead)
         if self._device is None:
-            spans, waited = self._taken()
-            self._add_step(step, self.now(), facts, spans, waited)
+            self._add_step(step, self.now(), facts, *self._taken())
             return
         if (loss := facts.get("loss")) is not None and not isinstance(loss, float):
             facts["loss"] = loss.to("cpu", non_blocking=True)
-        self._last = self._queued(step, facts)
+        self._pending.append(self._queued(step, facts))
         self._device.set_again()
 
     def _taken(self) -> tuple[list[tuple[Any, ...]], float]:
@@ -192,11 +191,12 @@ class Recorder(comm.Recorder):
         waits = self.traffic.waits_of_device()
         return Done(step, facts, spans, waited, waits, self.moment(), *self._device.zero)
 
-    def _write_last(self) -> None:
-        """Write the latest step of a GPU as soon as the GPU has finished it."""
-        if self._last and self._device:
-            done, self._last = self._last, None
+    def _write_done(self, but: int = 0) -> None:
+        """Write all steps of a GPU `but` the latest, as soon as the GPU has finished them."""
+        while self._device and len(self._pending) > but:
+            done = self._pending.popleft()
             spans, end = self._device.timed(done)
+            self._ahead = int(AHEAD / max(end - self._ended, 1e-5))
             self._add_step(done.step, end, done.facts, spans, done.waited + done.waits())
 
     def _add_step(
@@ -216,19 +216,17 @@ class Recorder(comm.Recorder):
         if self._lost:
             facts |= {**self._lost, "restarting": spans[0][1] - self._ended}
             self._lost.clear()
-        record = {"k": "step", "step": step, "t": end, **facts}
-        self._ended = record["t"]
-        record |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
-        self._write(record, soon=True)
+        self._ended = end
+        facts |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
+        self._write({"k": "step", "step": step, "t": end, **facts}, soon=True)
 
     def interrupted(self, at: float) -> None:
         """Count the time since the last step as lost.
 
         A rank's death was noticed at time `at`, and a restart follows.
         """
-        self._write_last()
-        spans, _ = self._taken()
-        spans = [] if self._device else spans  # a GPU's spans are not timed yet
+        self._write_done()
+        spans = self._taken()[0][: 0 if self._device else None]  # a GPU's spans are not timed yet
         again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)
         if self._ended:
             self._lost.update({"done again": again, "detecting": at - self._ended - again})
@@ -236,37 +234,38 @@ class Recorder(comm.Recorder):
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """Write the result of a test on held-out samples after `step` steps."""
-        self._write_last()
+        self._write_done()
         spans = self._device.timed(self._queued(step, {}))[0] if self._device else self._taken()[0]
         self._write({"k": "eval", "step": step, "t": self.now(), **facts, "spans": spans})
 
     def event(self, name: str, **facts: Any) -> None:
         """Write an event with its time."""
-        self._write_last()
+        self._write_done()
         self._write({"k": "event", "t": self.now(), "name": name, **facts})
 
     def error(self, error: BaseException) -> None:
         """Write an exception with its traceback, so that both outlive the process."""
         with suppress(RuntimeError):  # the GPU may have failed
-            self._write_last()
+            self._write_done()
+        self._pending.clear()
         told = {"message": str(error), "traceback": "".join(traceback.format_exception(error))}
         self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})
 
     def end(self, steps: int) -> None:
         """Record that the rank has done all its steps."""
-        self._write_last()
+        self._write_done()
         if state := self.comm.world.state():
             self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
 
     def flush(self) -> None:
         """Write the buffered steps."""
-        self._write_last()
+        self._write_done()
         self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._write_last()
+        self._write_done()
         self._file.close()
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
@@ -306,14 +305,15 @@ class DeviceClock:
     7 digits of milliseconds."""
 
     def __init__(self, comm: Comm, now: Callable[[], float]) -> None:
-        self._comm, self._now = comm, now
+        self._now = now
         self._unused: list[torch.cuda.Event] = []
+        self._stream = torch.cuda.current_stream(comm.device)  # to look it up takes 3 µs
         self.zero = self._compared()
 
     def moment(self) -> torch.cuda.Event:
         """Return the moment at which the GPU has finished all work queued so far."""
         event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._comm.device))
+        event.record(self._stream)
         return event
 
     def _compared(self) -> tuple[torch.cuda.Event, float]:

@@ -70,7 +70,7 @@ class PipelineSplit(Split):
         return part
 
     def gradient(self, step: int) -> None:
-        self.replica.zero_gradient()
+        self.replica.gradient.zero_()
         with self.record.span("communicate"):
             self.stage.equalise_copies()
         self._step, self._most = step, self._in_flight

@@ -173,7 +173,8 @@ class Gather(nn.Module):
         self.places = [(r, c) for r in rows for c in columns]
 
     def forward(self, x: Tensor) -> Tensor:
-        return pair(x, forward=self._gathered, backward=self._own_piece)
+        own = index(self.places[self.group.rank], self.whole)
+        return pair(x, forward=self._gathered, backward=lambda gradient: gradient.view(self._shape)[own])
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return the features of whole images, ordered as in a single process."""
@@ -184,9 +185,6 @@ class Gather(nn.Module):
         for part, piece in zip(parts, pieces):
             part.copy_(piece.view_as(part))
         return images.flatten(1)
-
-    def _own_piece(self, gradient: Tensor) -> Tensor:
-        return gradient.view(self._shape)[index(self.places[self.group.rank], self.whole)]
 
 
 class Windowed(nn.Module):
@@ -273,8 +271,7 @@ class Windowed(nn.Module):
                 with torch.enable_grad():
                     self._made[block] = given, self.layer(given)
 
-        if blocks:
-            self.comm.compute(make, cost=self._flops(blocks))
+        self.comm.compute(make, cost=self._flops(blocks))
 
     def _together(self) -> Tensor:
         """Join all blocks of the output into one tensor."""
@@ -296,8 +293,7 @@ class Windowed(nn.Module):
                 if of_inputs is not None:
                     of_inputs[self._reads(block)] += given.grad  # type: ignore[arg-type]
 
-        if blocks:
-            self.comm.compute(derive, cost=2 * self._flops(blocks))
+        self.comm.compute(derive, cost=2 * self._flops(blocks))
 
     def _reads(self, block: Region) -> tuple:
         """Return the index of the inputs that a block of outputs reads."""

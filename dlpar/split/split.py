@@ -5,8 +5,8 @@ A split defines how the ranks of one replica compute its gradient together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,12 +117,18 @@ class Split:
     loss, samples : float, Tensor of shape () or None, int
         Loss and samples of the replica's latest step; None and 0 on ranks that do not report.  A tensor is on
         the rank's device, and reading its value waits for the GPU.
+    rest : callable or None
+        What the scheme does after the passes, if this rank needs no other for it: :meth:`Scheme.rest`.
+    updated : bool
+        Whether :meth:`gradient` has also done the rest of the latest step.
     whole_on_all : bool
         Whether the ranks of all replicas must call :meth:`whole`, instead of only the first replica's ranks.
     """
 
     speaks = True
     whole_on_all = False
+    rest: Callable[[], None] | None = None
+    updated = False
     kept: tuple[str, ...] = ("replica",)
 
     def __init__(self, task: Task) -> None:
@@ -133,7 +139,7 @@ class Split:
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
         e, is_alone = task.experiment, type(self) is Split and task.experiment.model.norm != "sync_batch"
         is_static = self.microbatches == 1 and getattr(e.sync, "fraction", 1.0) == 1.0
-        self.graphs = PassGraphs(self) if is_alone and is_static and e.cluster.graphs else None
+        self.graphs = StepGraphs(self) if is_alone and is_static and e.cluster.graphs else None
 
     def cut(self, model: nn.Sequential) -> nn.Module:
         """Return this rank's part of the model, on its device. Collective over the ranks of the replica."""
@@ -227,18 +233,21 @@ class Split:
         """Free the memory that only :meth:`whole` needed."""
 
 
-class PassGraphs:
-    """CUDA graphs of the forward and the backward pass of a replica: one launch replays all kernels of a pass.
+class StepGraphs:
+    """CUDA graphs of a replica's steps: one launch replays the kernels of a pass, or of the whole step.
 
-    The host's launches take longer than the kernels of a small model.  All tensors stay in place, so the loss of
-    a step is overwritten by the next.  Source: NVIDIA, CUDA C++ Programming Guide, section CUDA Graphs.
+    The host's launches take longer than the kernels of a small model.  A worker that needs no other has one
+    graph for the passes and the update (:meth:`Scheme.rest`), others have one for each pass.  All tensors stay
+    in place, so the loss of a step is overwritten by the next.  Source: NVIDIA, CUDA C++ Programming Guide,
+    section CUDA Graphs.
     """
 
     def __init__(self, split: Split) -> None:
-        self.split, self.steps = split, 0
+        # Graphs by the span that times their replay.
+        self.split, self.steps, self.graphs = split, 0, dict[str, torch.cuda.CUDAGraph]()
 
     def replay(self, step: int) -> bool:
-        """Replay the passes of a step. Return False for the first steps."""
+        """Replay a step. Return False for the first steps."""
         split, task = self.split, self.split.task
         samples = task.sampler.indices(step, task.place.replica)
         if self.steps == WATCHED:
@@ -246,28 +255,34 @@ class PassGraphs:
         self.steps += 1
         if self.steps <= WATCHED:
             return False
-        with split._pass("forward"):
-            self.samples.copy_(samples)
-            self.forward.replay()
-        with split._pass("backward"):
-            self.backward.replay()
+        self.samples.copy_(samples)
+        for name, graph in self.graphs.items():
+            with split._pass(name):
+                graph.replay()
+        split.updated = split.rest is not None
         split._report(self.loss, len(samples))
         return True
 
     def capture(self, samples: Tensor) -> None:
-        """Write down the kernels of both passes, without computing them."""
+        """Write down the kernels of a step, without computing them."""
         split, task, replica = self.split, self.split.task, self.split.replica
-        self.samples = samples.clone()
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # NCCL has a thread of its own, whose calls a capture must not forbid.
-        kernels = partial(torch.cuda.graph, capture_error_mode="thread_local")
+        self.samples, pool = samples.clone(), torch.cuda.graph_pool_handle()
+
+        def kernels(name: str) -> AbstractContextManager:
+            self.graphs[name] = torch.cuda.CUDAGraph()
+            # A strict capture would fail if NCCL's thread made a call, or if Python deleted the graphs of an
+            # earlier training.
+            return torch.cuda.graph(self.graphs[name], pool=pool, capture_error_mode="relaxed")
+
         replica.begin()
-        with task.casts_kept():
-            with kernels(self.forward):
-                loss = split._loss(*task.dataset.batch(self.samples))
-            with kernels(self.backward, pool=self.forward.pool()):
-                propagate(loss, task.share(len(samples)))
-                replica.collect()
+        with task.casts_kept(), ExitStack() as capture:
+            capture.enter_context(kernels("whole step" if split.rest else "forward"))
+            loss = split._loss(*task.dataset.batch(self.samples))
+            if not split.rest:
+                capture.close()
+                capture.enter_context(kernels("backward"))
+            propagate(loss, task.share(len(samples)))
+            (split.rest or replica.collect)()
         self.loss = loss.detach()
 
 

@@ -226,8 +226,7 @@ class ParallelAttention(Attention):
     def forward(self, x: Tensor) -> Tensor:
         if self.group.async_allreduce:
             layers: Any = [self.query.piece, self.key.piece, self.value.piece]
-            query, key, value = columns(x, self.group, layers)
-            return self.merge(self.read(query, key, value))
+            return self.merge(self.read(*columns(x, self.group, layers)))
         return super().forward(copied(x, self.group))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +27,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from dlpar.collectives import ALLREDUCE, HALVES
-from dlpar.comm import Comm
+from dlpar.comm.base import Comm, T
 from dlpar.split.mesh import shares
 from dlpar.split.split import narrowed
-
-T = TypeVar("T")
 
 Operator = Callable[[Tensor], Any]
 """Function that maps a tensor, or its gradient, to another. A gradient that is not needed is None."""

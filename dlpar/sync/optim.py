@@ -37,7 +37,7 @@ class Optimizer:
     def __init__(self, rule: str, weights: torch.Tensor, lr: float, momentum: float = 0.9) -> None:
         if rule not in RULES:
             raise ValueError(f"optimizer: got {rule!r}, allowed is one of {', '.join(RULES)}")
-        self.weights, self.lr = weights, lr
+        self.rule, self.weights, self.lr = rule, weights, lr
         self._update = RULES[rule]
         self.state: dict[str, Any] = {"mu": momentum}
 

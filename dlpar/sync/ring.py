@@ -58,6 +58,11 @@ class Ring(Scheme):
                 exchange = self.by_factors[number].sum_up if number in self.by_factors else self.collective
                 exchange(self.comm, bucket)
 
+    def rest(self) -> Callable[[], None] | None:
+        # A subclass may do more, and a codec's error of a step is added to the next.
+        is_whole = type(self) is Ring and codec_of(self.experiment.compression) is None
+        return partial(self.replica.descend, self.optimizer) if is_whole and self.comm.size == 1 else None
+
     def _allreduce(self) -> Collective:
         """Return the experiment's all-reduce.
 
@@ -104,8 +109,8 @@ class ShardedOptimizer(Ring):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        self.reduce_scatter, self.allgather = HALVES[experiment.sync.allreduce]
-        self.collective = self._add_up
+        reduce_scatter, self.allgather = HALVES[experiment.sync.allreduce]
+        self.collective = lambda comm, bucket: reduce_scatter(comm, bucket.tensor_split(comm.size))
         self.weights: list[Sequence[torch.Tensor]] = []  # each bucket, cut into chunks
         # For each bucket: this rank's chunk of the gradient, and its update rule.
         self.shards: list[tuple[Optimizer, torch.Tensor]] = []
@@ -122,9 +127,6 @@ class ShardedOptimizer(Ring):
     def optimizers(self) -> list[Optimizer]:
         """Return the update rule of each bucket's chunk."""
         return [optimizer for optimizer, _ in self.shards]
-
-    def _add_up(self, comm: Comm, bucket: torch.Tensor) -> None:
-        self.reduce_scatter(comm, bucket.tensor_split(comm.size))
 
     def update(self) -> None:
         for optimizer, gradient in self.shards:

@@ -70,6 +70,13 @@ class Scheme:
         step = partial(self.optimizer.step, self.replica.gradient)
         self.comm.compute(step, cost=2 * self.replica.gradient.numel())
 
+    def rest(self) -> Callable[[], None] | None:
+        """Return what :meth:`combine` and :meth:`update` do after the backward pass, if this worker needs no other.
+
+        Then a GPU replays it with the passes. By default None, as workers need one another.
+        """
+        return None
+
     def spread(self, span: Callable[[str], AbstractContextManager]) -> None:
         """Send the other workers the weights that only this worker has updated, in a recorded span.
 

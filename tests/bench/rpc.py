@@ -53,7 +53,7 @@ def train(experiment: Experiment, rank: int, warm_up: int) -> float:
             dist.barrier()
             began = time.perf_counter()
         x, y = dataset.batch(sampler.indices(number, rank))
-        replica.zero_gradient()
+        replica.gradient.zero_()
         loss = criterion(replica.model(x), y)
         (loss / experiment.workers).backward()
         replica.weights.copy_(rpc.rpc_sync("server", push, (replica.gradient, experiment.lr)))

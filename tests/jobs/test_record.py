@@ -42,6 +42,7 @@ def test_spans_have_the_times_of_the_ranks_clock_and_empty_ones_are_not_written(
 
     clock = now
     if device == "cuda":
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         monkeypatch.setattr(DeviceClock, "moment", lambda self: Moment(now()))
         clock = lambda: latest[-1]
     world = SimpleNamespace(clock="wall", state=dict)

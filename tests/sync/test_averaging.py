@@ -53,7 +53,7 @@ class Twin:
             row = []
             for worker, (replica, rule) in enumerate(zip(self.replicas, self.rules)):
                 x, y = self.dataset.batch(self.sampler.indices(step, worker))
-                replica.zero_gradient()
+                replica.gradient.zero_()
                 value = criterion(replica.model(x), y)
                 (value * len(y) / self.e.global_batch * self.e.workers).backward()
                 rule.step(replica.gradient)

@@ -151,7 +151,7 @@ def penalised(kind: str, strength: float, experiment: Experiment) -> tuple[list[
     seen, w, lr = [], replica.weights, experiment.lr
     for step in range(experiment.steps):
         x, y = dataset.batch(sampler.indices(step, 0))
-        replica.zero_gradient()
+        replica.gradient.zero_()
         value = loss(dataset.task)(replica.model(x), y)
         value.backward()
         seen.append(value.item() + strength * float(w.abs().sum() if kind == "l1" else (w**2).sum() / 2))

@@ -117,6 +117,32 @@ def test_messages_between_gpus_hold_what_was_sent():
     assert dlpar.spmd(exchange, workers=2) == [[], []]
 
 
+def test_a_process_trains_again_while_python_deletes_the_graphs_of_earlier_trainings():
+    def trainings(_) -> list[float]:
+        import gc
+
+        from dlpar.comm import Recorder
+        from dlpar.config.experiment import Cluster
+        from dlpar.train import train
+        from dlpar.worlds.connect import connect
+
+        comm, sums = connect(Cluster(device="cuda")), []
+        for optimizer in ("sgd", "momentum", "adagrad", "adam"):
+            experiment = Experiment(workers=1, steps=20, optimizer=optimizer, model={"width": 16})
+            gc.set_threshold(1)  # within the next capture
+            model = train(comm, experiment, Recorder())
+            sums.append(sum(parameter.sum().item() for parameter in model.parameters()))
+        comm.close()
+        return sums
+
+    assert np.isfinite(dlpar.spmd(trainings, workers=1)[0]).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_one_graph_of_a_whole_step_gives_the_losses_of_the_cpu(optimizer):
+    check("nccl", workers=1, optimizer=optimizer)
+
+
 def test_a_gpu_is_told_ahead_and_settles_when_asked_to():
     def timed(_) -> tuple[float, float]:
         from dlpar.config.experiment import Cluster

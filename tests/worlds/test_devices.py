@@ -24,7 +24,7 @@ from dlpar import Experiment
 from dlpar.comm import base
 from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.data import Dataset
-from dlpar.jobs.record import DeviceClock, Recorder
+from dlpar.jobs.record import AHEAD, DeviceClock, Recorder
 from dlpar.train import serve, train
 from dlpar.worlds.mpi import DeviceTraffic
 from dlpar.worlds.nccl import DistributedComm
@@ -346,6 +346,41 @@ def test_spans_on_a_gpu_are_of_what_it_did_and_the_host_waits_for_the_step_befor
     assert second["spans"][0] == ["forward", pytest.approx(100.065), pytest.approx(100.085)]
     assert (second["loss"], second["t"]) == (1.0, pytest.approx(100.13))
     assert second["compute"] == pytest.approx(0.065) and second["comm"] == 0
+
+
+def test_a_gpu_has_short_steps_ahead_while_the_host_is_held_up(gpu, tmp_path):
+    host, stream = gpu
+    record = Recorder(tmp_path, host)
+    for step in range(300):
+        with record.span("whole step"):
+            stream.work(0.0001)
+        record.step(step, loss=torch.tensor(float(step)))
+        host.time += 0.00001
+        if step % 100 == 99:
+            began, ahead = host.time, stream.idle_at - host.time
+            host.time += 0.0005  # it draws a new order of samples
+            assert 0.0005 < ahead < AHEAD + 0.0002, (began, ahead)
+    record.close()
+    found = lines(tmp_path)
+    assert [line["loss"] for line in found] == list(range(300))
+    assert found[-1]["t"] == pytest.approx(100.03)  # the GPU was never idle
+
+
+def test_a_gpu_that_failed_leaves_the_error_as_the_last_line(gpu, tmp_path, monkeypatch):
+    host, stream = gpu
+    record = Recorder(tmp_path, host)
+    for step in range(4):
+        with record.span("whole step"):
+            stream.work(0.0001)
+        record.step(step, loss=0.0)
+
+    def fail(event: Event) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(Event, "synchronize", fail)
+    record.error(ValueError("it was"))
+    record.close()
+    assert lines(tmp_path)[-1]["message"] == "it was"
 
 
 def test_a_message_on_a_gpu_is_timed_between_what_it_did(gpu, tmp_path):
