@@ -133,29 +133,32 @@ def field_map(
     cells = defaultdict(list)
     for title, (consistency, parameters, training) in entries:
         cells[consistency, parameters].append((title, training))
-    lines = [max(1, *(len(cells[column, row]) for column in CONSISTENCY)) for row in PARAMETERS]
+    # The first column has most systems, two beside each other.
+    tall = {at: -(-len(each) // (1 + (at[0] == CONSISTENCY[0]))) for at, each in cells.items()}
+    edges = (0.0, 2.4, 3.4, 4.6)
+    lines = [max(1, *(tall.get((column, row), 0) for column in CONSISTENCY)) for row in PARAMETERS]
     ends = list(accumulate(lines, initial=0))
     middles = [(start + end) / 2 for start, end in pairwise(ends)]
-    xaxis = theme.axis("consistency of the model", (0, 3), tickvals=[0.5, 1.5, 2.5], ticktext=CONSISTENCY)
+    xaxis = theme.axis("consistency of the model", edges[::3], tickvals=[1.2, 2.9, 4], ticktext=CONSISTENCY)
     yaxis = theme.axis("distribution of parameters", (ends[-1], 0), tickvals=middles, ticktext=PARAMETERS)
     still = {"showgrid": False, "zeroline": False, "fixedrange": True}
-    lines_between = [{"type": "line", "x0": 0, "x1": 3, "y0": end, "y1": end} for end in ends[1:-1]]
-    lines_between += [{"type": "line", "x0": x, "x1": x, "y0": 0, "y1": ends[-1]} for x in (1, 2)]
+    lines_between = [{"type": "line", "x0": 0, "x1": edges[3], "y0": end, "y1": end} for end in ends[1:-1]]
+    lines_between += [{"type": "line", "x0": x, "x1": x, "y0": 0, "y1": ends[-1]} for x in edges[1:3]]
     shapes = [{**line, "line": {"color": theme.GREY, "width": 1}} for line in lines_between]
     figure = blank(120 + 23 * ends[-1], xaxis=xaxis | still, yaxis=yaxis | still, shapes=shapes)
+    figure.update_layout(margin_l=124)
     for number, kind in enumerate(TRAINING):
         at = [
-            (column + 0.04, ends[row] + n + 0.5, title)
-            for column, consistency in enumerate(CONSISTENCY)
+            (start + 0.04 + 1.2 * (n // tall[where]), ends[row] + n % tall[where] + 0.5, title)
+            for start, consistency in zip(edges, CONSISTENCY)
             for row, parameters in enumerate(PARAMETERS)
-            for n, (title, training) in enumerate(cells[consistency, parameters])
+            for where in [(consistency, parameters)]
+            for n, (title, training) in enumerate(cells[where])
             if training == kind
         ]
         marker = {"symbol": theme.MARKERS[number], "size": 9, "color": theme.RUNS[number]}
         x, y, text = zip(*at) if at else ((), (), ())
-        figure.add_scatter(
-            x=x, y=y, text=text, name=kind, mode="markers+text", textposition="middle right", marker=marker
-        )
+        figure.add_scatter(x=x, y=y, text=text, name=kind, marker=marker, **theme.LOOKS["system"])
     rows = [(title, *where) for title, where in entries]
     sentence = f"{len(rows)} systems by the consistency of their model and the place of its parameters."
     return captioned(figure, sentence, (("system", "consistency", "parameters", "training"), rows))

@@ -84,7 +84,7 @@ class Consensus(Plot):
         """Add a run."""
         super().begin(run)
         self.kept[run.key] = Distance(self, run, contraction(run.experiment) if self.predicted else None)
-        yaxis = theme.axis("consensus distance (length of weights)", (-4, 1), type="log", dtick=1)
+        yaxis = theme.axis("consensus distance<br>(length of weights)", (-4, 1), type="log", dtick=1)
         end = max(other.experiment.steps for other in self.runs.values())
         xaxis = theme.axis(theme.TITLES["step"], (0, end))
         self.relayout(xaxis=xaxis, yaxis={**yaxis, "exponentformat": "power"})

@@ -434,7 +434,7 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     forms = [state and state / scale for state in states]
     title = f"memory of a rank at the peak of a step ({unit})"
     figure = stacked(title, names, parts, ("closed form of the first three", forms))
-    figure.update_layout(margin_t=92, legend_maxheight=91, legend_entrywidth=0)
+    figure.update_layout(legend_entrywidth=0)
     over_time = _last(runs[0], "memory_over_time") if one else {}
     if over_time:
         _add_course(figure, runs[0].experiment, over_time, scale, unit)

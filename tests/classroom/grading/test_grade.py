@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -17,7 +20,16 @@ from nbgrader.preprocessors import ClearSolutions
 
 from classroom.grading.handed_in import SMALL, answer_cell, check_cell, hand_in, marks, small_master
 from dlpar.classroom.grading.box import Box, CannotGrade
-from dlpar.classroom.grading.grade import Course, Unreadable, exercise, handed_in, judged, students, trial
+from dlpar.classroom.grading.grade import (
+    Course,
+    Unreadable,
+    exercise,
+    handed_in,
+    judged,
+    parsed,
+    students,
+    trial,
+)
 from dlpar.course.release import CLEAR, release
 
 pytestmark = pytest.mark.timeout(300)  # many processes begin with torch: a busy machine takes minutes
@@ -297,6 +309,26 @@ def test_an_answer_is_lent_what_its_own_cell_imports_of_dlpar_and_nothing_else_o
         assert "import torch" in lent[lab] and "dlpar.theory" not in " ".join(lent[lab])
     assert not [line for line in lent["03_ring_allreduce"] if "dlpar" in line]
     assert "from dlpar.collectives import ring_allgather, ring_reduce_scatter" in lent["07b_zero"]
+
+
+def test_threads_that_grade_read_exercises_while_garbage_is_collected() -> None:
+    # CPython 3.11 fails if a thread's turn ends within ast.parse, which a collection of garbage can cause.
+    class Garbage:
+        def __init__(self) -> None:
+            self.own = self
+
+        def __del__(self) -> None:
+            time.sleep(0)
+
+    code = "\n".join(f"import os as os{n}\nx{n} = [{n}, [{n}], ({n} + {n}) * {n}]" for n in range(300))
+    usual = gc.get_threshold()
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            read = pool.map(lambda _: (Garbage(), len(parsed(code)))[1], range(200))
+            assert set(read) == {600}
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_a_lab_with_two_checks_is_refused(tmp_path: Path) -> None:
