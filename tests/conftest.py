@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -96,30 +95,6 @@ def own_folders():
     shutil.rmtree(root, ignore_errors=True)
     for name, value in before.items():
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_core():
-    """Where tests run side by side, the ranks of a simulation in this process share one core, in turns.
-
-    The kernel would wake the next rank on a core that is idle for a moment, which takes longer than a turn.
-    """
-    if "PYTEST_XDIST_WORKER" not in os.environ or sys.platform != "linux":
-        yield
-        return
-    from dlpar.worlds.simulated.simulator import ThreadTask
-
-    cores, usual = sorted(os.sched_getaffinity(0)), ThreadTask.__init__
-    core = cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]
-
-    def kept(task: ThreadTask, *given) -> None:
-        usual(task, *given)
-        if task.thread is not threading.current_thread():
-            os.sched_setaffinity(task.thread.native_id, {core})
-
-    ThreadTask.__init__ = kept
-    yield
-    ThreadTask.__init__ = usual
 
 
 def dismiss_fork_server() -> bool:

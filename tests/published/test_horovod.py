@@ -31,7 +31,7 @@ def a_step(folder: Path, model: str, gpus: int, sync: dict, **cluster) -> Experi
 def efficiency(run: Run, model: str) -> float:
     """Seconds of a GPU alone over seconds of a step of all of them."""
     charged = workload(model)
-    alone = platform(PLATFORM["extends"]).seconds(charged.flops * TABLE["batch"], charged)
+    alone = platform(PLATFORM["extends"]).device.seconds(charged.flops * TABLE["batch"], charged)
     return alone * run.experiment.steps / run.curve["seconds"].iloc[-1]
 
 

@@ -108,7 +108,7 @@ def test_of_a_large_model_the_form_of_servers_is_exact_without_what_they_compute
     mine = experiment(
         workers, {"scheme": "ps", "servers": servers}, {"stand_in_for": "resnet50"}, 24, batch=workers
     )
-    compute = platform("cpu-10gbe").seconds(big.flops, big)
+    compute = platform("cpu-10gbe").device.seconds(big.flops, big)
     told = Servers(workers, servers, big.nbytes, link).step_seconds(compute)
     assert told == pytest.approx(predict(mine).seconds, rel=1e-3)
     assert told == pytest.approx(simulated(mine), rel=1e-3)

@@ -366,7 +366,7 @@ def sending(experiment: Experiment) -> Figure:
     fine = sync.scheme == "ring" and sync.allreduce == "ring" and sync.overlap and name is not None
     require(fine, f"experiment: got other than {wanted}, allowed is that")
     charged, platform = workload(name), platform_of(experiment)
-    computing = 1e3 * platform.seconds(experiment.local_batch(0) * charged.flops, charged)
+    computing = 1e3 * platform.device.seconds(experiment.local_batch(0) * charged.flops, charged)
     link = platform.link(same_node=experiment.workers <= platform.devices)
     nbytes = [charged.itemsize * layer.parameters for layer in charged.layers]
     done = [flops / charged.flops for flops in accumulate(layer.flops for layer in charged.layers)]

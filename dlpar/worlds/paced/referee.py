@@ -355,8 +355,6 @@ class Proxy:
 class Parcel:
     """Stand-in for a paced tensor and for its header: number of bytes, parcel number and sender."""
 
-    __slots__ = ("key", "nbytes", "sender")
-
     def __init__(self, nbytes: int, key: int, sender: Proxy) -> None:
         self.nbytes, self.key, self.sender = nbytes, key, sender
 

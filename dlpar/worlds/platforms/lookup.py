@@ -186,7 +186,7 @@ def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> t
     scale, work = 1.0, 1.0
     if charged is not None and cluster.messages == "values":
         scale, work = charged.in_place_of(*(own or _own_model(experiment)))
-    seconds = work * platform.seconds(1.0, charged)
+    seconds = work * platform.device.seconds(1.0, charged)
     return scale, 1 / seconds if seconds else inf
 
 

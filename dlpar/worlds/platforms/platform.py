@@ -209,10 +209,6 @@ class Platform(FromFile):
             most = f"{self.ranks:,} ({nodes} of {self.devices:,})"
             raise BadExperiment(f"{got}, allowed there is at most {most}")
 
-    def seconds(self, flops: float, workload: Workload | None = None) -> float:
-        """Return the mean time of a computation on a device in seconds. See :meth:`Device.seconds`."""
-        return self.device.seconds(flops, workload)
-
     def link(self, same_node: bool) -> Link:
         """Return the link between two ranks. If a platform has one kind of link, it connects all ranks."""
         return (self.inside or self.between) if same_node else (self.between or self.inside)

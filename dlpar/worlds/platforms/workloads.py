@@ -56,9 +56,6 @@ class Payload:
         Of all layers together.
     """
 
-    layers: Any
-    itemsize: Any
-
     @cached_property
     def parameters(self) -> int:
         return sum(layer.parameters for layer in self.layers)

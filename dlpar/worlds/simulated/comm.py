@@ -276,8 +276,7 @@ class SimulatedComm(LogicalComm):
         return type(self)(self.world, group, rank, self.activity)
 
     def start(self, collective: Collective, bucket: Any) -> Request:
-        if self._side is None:
-            self._side = Side(self)
+        self._side = self._side or Side(self)
         return self._side.start(collective, bucket)
 
     def close(self) -> None:

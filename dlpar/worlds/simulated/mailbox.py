@@ -81,9 +81,6 @@ class Receive:
         """Stop waiting because of a death."""
         self.waiting = False
 
-    def matches(self, message: Message) -> bool:
-        return self.source in (message.source, ANY) and self.tag in (message.tag, ANY)
-
     def test(self) -> bool:
         """Return whether the message is complete."""
         message = self.message
@@ -125,11 +122,6 @@ class Mailbox:
     waited : float
         Seconds that the owner has waited for messages.
     """
-
-    __slots__ = (
-        "blocked", "charged", "far", "in_order", "inbox", "message", "near", "node", "owner", "posted", "simulator",
-        "source", "tag", "waited",
-    )  # fmt: skip
 
     def __init__(self, simulator: Simulator, member: int) -> None:
         self.simulator, network = simulator, simulator.network
@@ -176,7 +168,7 @@ class Mailbox:
                 self.simulator.plan(message.done, owner)
                 return
         for receive in self.posted:
-            if receive.matches(message):
+            if receive.source in (message.source, ANY) and receive.tag in (message.tag, ANY):
                 earlier = receive.message
                 if earlier is None:
                     self._match(receive, message)

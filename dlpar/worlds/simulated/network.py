@@ -33,8 +33,6 @@ class Port:
         Seconds for which a message keeps a processor at each end.
     """
 
-    __slots__ = ("free", "latency", "overhead", "pending", "per_byte")
-
     def __init__(self, link: Link, scale: float) -> None:
         self.free, self.pending, self.overhead = 0.0, 0, link.overhead
         self.latency, self.per_byte = link.latency - 2 * link.overhead, scale / link.bandwidth

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from dlpar.comm.ghost import Outline
 from dlpar.config.experiment import Experiment
@@ -17,6 +21,9 @@ from dlpar.worlds.platforms.lookup import charges
 from dlpar.worlds.simulated.comm import Group, SimulatedComm, SimulatedWorld
 from dlpar.worlds.simulated.network import Network
 from dlpar.worlds.simulated.simulator import Activity, Simulator, place
+
+STARVED = 0.8
+"""Share of a core's time below which the ranks of a simulation move to another core."""
 
 
 def simulated_world(
@@ -48,7 +55,7 @@ def simulated_world(
         The class of the communicators.
     """
     ranks, simulator = range(len(nodes)), Simulator(Network(platform, nodes, scale), computes)
-    speed, eager = flops or 1 / platform.seconds(1.0), int(platform.eager / scale)
+    speed, eager = flops or 1 / platform.device.seconds(1.0), int(platform.eager / scale)
     worlds = [SimulatedWorld(simulator, Pace(platform, speed, rank, seed), eager) for rank in ranks]
     group = Group(ranks)
     return simulator, [kind(world, group, rank, Activity(rank)) for rank, world in enumerate(worlds)]
@@ -78,6 +85,11 @@ def run_program(
     ``on_hang(story)`` once. Nothing in Python can interrupt the rank.  While ranks make progress, the thread
     calls ``on_move()`` now and then.
 
+    Ranks that compute are threads that take turns. The kernel would wake the next one on a core that is idle
+    for a moment, which takes longer than a turn.  So on Linux all take their turns on one core, unless their
+    products use several threads.  If the process gets too little of this core, they move to a core drawn at
+    random.
+
     Raises
     ------
     Deadlock
@@ -94,11 +106,17 @@ def run_program(
 
         return run
 
-    stopped, main = threading.Event(), threading.get_ident()
+    stopped, main, cores = threading.Event(), threading.get_ident(), []
+    if simulator.computes and sys.platform == "linux" and torch.get_num_threads() == 1:
+        cores = sorted(os.sched_getaffinity(0))
+        simulator.main.core = secrets.choice(cores)
 
     def watch() -> None:
-        seen, since = None, time.monotonic()
-        while not stopped.wait(min(1.0, patience / 4)):
+        seen, since, used = None, time.monotonic(), time.process_time()
+        while not stopped.wait(tick := min(1.0, patience / 4)):
+            used, before = time.process_time(), used
+            if cores and used - before < STARVED * tick:
+                simulator.main.core = secrets.choice(cores)
             running = simulator.running
             # Check the clock as well, because a single rank's moments may not pass.
             now = simulator.passed, running, running and running.clock

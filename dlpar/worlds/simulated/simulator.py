@@ -6,6 +6,7 @@ because events of one moment happen in the order in which they were planned.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -103,6 +104,8 @@ class Simulator:
         Whether all have ended, or one has failed.
     made : dict
         Objects that are equal on all ranks, by name. Each is made once.
+    main : ThreadTask or greenlet
+        The task of the caller of :meth:`run`.
     died, known : set of int
         Ranks that have died, and those of which all others have been told.
     """
@@ -120,7 +123,7 @@ class Simulator:
         self.running: Activity | None = None
         self.error: BaseException | None = None
         self.failed_rank: int | None = None
-        self._main = ThreadTask() if computes else getcurrent()
+        self.main = ThreadTask() if computes else getcurrent()
 
     # ---- for its starter ---------------------------------------------------------
 
@@ -137,7 +140,7 @@ class Simulator:
                     self.error, self.failed_rank = error, activity.rank
             activity.done, activity.due = True, inf
 
-        activity.task = (ThreadTask if self.computes else GreenletTask)(run, self._main)
+        activity.task = (ThreadTask if self.computes else GreenletTask)(run, self.main)
         self.activities.append(activity)
         self.wake(activity, activity.clock)
 
@@ -152,7 +155,7 @@ class Simulator:
             The exception of the first rank that failed.
         """
         try:
-            while self.error is None and (task := self.next()) is not self._main:
+            while self.error is None and (task := self.next()) is not self.main:
                 task.switch()
             if self.error is not None:
                 raise self.error
@@ -251,7 +254,7 @@ class Simulator:
             if self.over:  # an unwound task waits for no other task
                 raise Abandoned
             if not self.moments:
-                return self._main
+                return self.main
             self.time = time = heappop(self.moments)
             events = self.events.pop(time)
             self.present, self.last = iter(events), events[-1]
@@ -320,8 +323,6 @@ class GreenletTask(greenlet):
         Its successor when it ends.
     """
 
-    __slots__ = ()
-
     def __init__(self, program: Callable[[], None], main: greenlet) -> None:
         maker = getcurrent()
 
@@ -356,9 +357,11 @@ class ThreadTask:
     ----------
     running : ThreadTask
         Of the main task: the task that holds the baton.
+    core : int or None
+        Of the main task: the core on which the other tasks take their turns.
     """
 
-    __slots__ = ("baton", "error", "main", "running", "thread")
+    core: int | None = None
 
     def __init__(self, program: Callable[[], None] | None = None, main: ThreadTask | None = None) -> None:
         self.main, self.running, self.error = main or self, self, None
@@ -379,6 +382,9 @@ class ThreadTask:
 
     def _rest(self) -> None:
         self.baton.acquire()
+        if self.core != self.main.core:
+            self.core = self.main.core
+            os.sched_setaffinity(0, {self.core})
         if self.error is not None:
             error, self.error = self.error, None
             raise error

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 from simulations import KB, MS, cluster, run
 
 import dlpar
+from dlpar.worlds.simulated import run as running
 from dlpar.worlds.simulated.run import run_program, simulated_world
 from dlpar.worlds.simulated.simulator import Deadlock
 
@@ -233,3 +238,50 @@ def test_a_rank_that_never_yields_ends_the_job_and_is_named():
 def test_a_result_that_cannot_be_sent_home_is_the_mistake_of_its_rank():
     with pytest.raises(dlpar.JobFailed, match="rank 2 raised TypeError: cannot pickle"):
         dlpar.spmd(lambda comm: threading.Lock() if comm.rank == 2 else 1, workers=3, world="simulated")
+
+
+# ---- one core ----------------------------------------------------------------------
+
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs two cores on Linux"
+)
+
+
+@pytest.fixture
+def one_thread():
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
+
+
+def cores_of(comm) -> set[int]:
+    comm.barrier()
+    return os.sched_getaffinity(0)
+
+
+@on_linux
+def test_ranks_that_compute_take_their_turns_on_one_core_and_the_caller_keeps_all(one_thread):
+    usual = os.sched_getaffinity(0)
+    (core, *others) = run(cores_of, 4)
+    assert len(core) == 1 and core < usual and others == [core] * 3
+    assert os.sched_getaffinity(0) == usual
+    assert run(cores_of, 4, computes=False) == [usual] * 4  # greenlets of this thread
+    torch.set_num_threads(2)
+    assert run(cores_of, 4) == [usual] * 4
+
+
+@on_linux
+def test_ranks_of_a_process_that_gets_too_little_of_its_core_move_to_another(one_thread, monkeypatch):
+    turns = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    monkeypatch.setattr(running.secrets, "choice", lambda cores: next(turns))
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)  # it gets nothing
+
+    def moved(comm) -> bool:
+        begin, until, goes_on = cores_of(comm), time.monotonic() + 20, True
+        while goes_on:  # the ranks take turns
+            now = os.sched_getaffinity(0)
+            goes_on = comm.broadcast(now == begin and time.monotonic() < until)
+        return now != begin
+
+    assert run(moved, 2)[0]
