@@ -51,7 +51,8 @@ class Drawing:
         self.x, self.caption = "", ""
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
         self._guard, self._news = RLock(), dict[str, Any]()
-        self.relayout(xaxis=theme.axis(""), yaxis=theme.axis(""))
+        nothing = theme.axis("") | {"visible": False}  # until there is something to draw
+        self.relayout(xaxis=nothing, yaxis=nothing)
 
     def series(self, key: str) -> Series:
         """Points of one trace."""

@@ -27,6 +27,9 @@ def test_run_reload_stop_and_run_again(open_notebook, page):
     notebook = open_notebook(paced(50), "Panel(dlpar.Experiment(workers=4, steps=2000), question='Does it?')")
     notebook.run_all()
     panel = notebook.panel()
+    page.wait_for_timeout(1000)  # for plotly.js
+    ticks = panel.place.locator(".dlpar-plot .xtick, .dlpar-plot .ytick, .dlpar-preview text")
+    assert not ticks.count(), "axes of nothing"
     page.evaluate("window.drawn.length = 0")
     panel.run.focus()
     page.keyboard.press("Enter")

@@ -99,7 +99,7 @@ export function preview(data, layout) {
   const drawn = shape("svg", { width, height, class: "dlpar-preview", "aria-hidden": "true" });
   const scales = new Map(Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name)).map((name) => [name, new Scale(name, layout)]));
   const named = (short) => scales.get(short.replace(/^[xy]/, "$&axis"));
-  for (const [name, scale] of scales) drawn.append(scale.draw(named(scale.axis.anchor ?? (name[0] === "x" ? "y" : "x"))));
+  for (const [name, scale] of scales) if (scale.axis.visible !== false) drawn.append(scale.draw(named(scale.axis.anchor ?? (name[0] === "x" ? "y" : "x"))));
   const tops = new Map();
   for (const trace of data) {
     if (trace.visible === false || trace.mode === "text" || !trace.x?.length) continue;
