@@ -102,11 +102,12 @@ FREE = {
 @pytest.mark.parametrize("on_death", ["shrink", "spare"])
 @pytest.mark.parametrize("changes", FREE.values(), ids=FREE)
 def test_other_schemes_go_on_with_all_steps(changes, on_death):
-    run = dlpar.launch(dying({1: 0.5}, on_death, evaluate_every=20, **changes)).wait(90)
+    # 80 steps: after 40 of workers that do not wait, the accuracy depends on their order.
+    run = dlpar.launch(dying({1: 0.5}, on_death, steps=80, evaluate_every=20, **changes)).wait(90)
     counted = deaths(run)
     assert {rank for rank, _ in counted} == {1} and run.status == "done"
     # How many worker-steps the dead one had begun, nobody knows exactly.
-    assert abs(run.summary["steps"] - STEPS) <= 1 and run.summary["accuracy"] > 0.3
+    assert abs(run.summary["steps"] - 80) <= 1 and run.summary["accuracy"] > 0.3
     bound = run.summary["lead"]["bound"]
     assert bound is None or run.summary["lead"]["max"] <= bound
 
