@@ -226,8 +226,9 @@ class Recorder(comm.Recorder):
         A rank's death was noticed at time `at`, and a restart follows.
         """
         self._write_done()
-        spans = self._taken()[0][: 0 if self._device else None]  # a GPU's spans are not timed yet
-        again = sum(end - start for name, start, end, *_ in spans if name in COMPUTING)
+        spans = self._taken()[0]
+        # A GPU's spans are not timed yet.
+        again = 0.0 if self._device else sum(s[2] - s[1] for s in spans if s[0] in COMPUTING)
         if self._ended:
             self._lost.update({"done again": again, "detecting": at - self._ended - again})
         self._ended = at

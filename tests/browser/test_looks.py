@@ -25,7 +25,7 @@ TABS_OF = {
         "Lead": {"lead over the slowest (clocks)", "time since all ranks were ready (s)"},
         "Lanes": {"time since the first push shown (ms)"},
     },
-    "gossip": {"Consensus": {"consensus distance (length of weights)", "global step"}},
+    "gossip": {"Consensus": {"consensus distance(length of weights)", "global step"}},
 }
 """Figures only some schemes have, and the titles of their axes."""
 

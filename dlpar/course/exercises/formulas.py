@@ -100,7 +100,7 @@ def _ring_arguments(experiment: Experiment) -> dict[str, float]:
     platform, name = platform_of(experiment), experiment.cluster.stand_in_for
     charged = workload(name) if name else None
     model, link = charged or sizes(experiment), platform.link(same_node=False)
-    seconds = platform.seconds(model.flops * experiment.batch, charged)
+    seconds = platform.device.seconds(model.flops * experiment.batch, charged)
     both = dict(latency=link.latency, bandwidth=link.bandwidth)
     return dict(compute=seconds, **both, nbytes=model.nbytes, n=experiment.workers)
 
@@ -226,7 +226,7 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
     bandwidth = platform.link(same_node=False).bandwidth / 1e6
     costs = dict(summed=4 * elements / 1e3, gradient=own.nbytes / 1e3, bandwidth=bandwidth)
     axes = dict(data=experiment.replicas, tensor=split.tensor, pipeline=split.stages)
-    compute = 1e3 * platform.seconds(batch * own.flops)
+    compute = 1e3 * platform.device.seconds(batch * own.flops)
     return dict(**axes, microbatches=split.microbatches, compute=compute, **costs)
 
 

@@ -69,7 +69,7 @@ def parts_ms(run: Run) -> dict[str, float]:
     gpu, model = platform_of(asked), workload(asked.cluster.stand_in_for)
     sizes = [model.itemsize * layer.parameters for layer in model.layers]  # in the order of the backward pass
     last = sum(sizes[layer] for layer in buckets(sizes, asked.sync.bucket_mb * 1e6)[-1])
-    ms, a_byte = 1e3 * gpu.seconds(asked.batch * model.flops, model), 2e3 / gpu.between.bandwidth
+    ms, a_byte = 1e3 * gpu.device.seconds(asked.batch * model.flops, model), 2e3 / gpu.between.bandwidth
     sent = {"all gradients": model.nbytes, "largest layer": max(sizes), "last bucket": last}
     sending = {name: a_byte * (1 - 1 / asked.workers) * nbytes for name, nbytes in sent.items()}
     parts = {"computing": ms, "backward pass": 2 / 3 * ms, **sending, "exposed": step_ms(run) - ms}

@@ -61,7 +61,7 @@ def test_a_measured_rate_wins_over_the_sustained_flops():
     p100, resnet, bert = DEVICES["p100"], workload("resnet50"), workload("bert-large")
     assert p100.seconds(64 * resnet.flops, resnet) == pytest.approx(64 / 219)
     assert p100.seconds(bert.flops, bert) == pytest.approx(bert.flops / p100.flops)
-    assert small().seconds(1e12) == pytest.approx(1e12 / p100.flops)
+    assert small().device.seconds(1e12) == pytest.approx(1e12 / p100.flops)
 
 
 @pytest.mark.parametrize("name", [name for name, device in DEVICES.items() if "resnet50" in device.rates])
