@@ -96,7 +96,8 @@ class Throughput(Plot):
     def __init__(self, prediction: Prediction | None = None) -> None:
         super().__init__()
         self.asked, self.ghost = prediction, None
-        self.relayout(xaxis=theme.axis("", (0, 1.0)), yaxis=theme.axis("throughput (samples/s)", (0, 1000.0)))
+        rates = theme.axis("throughput (samples/s)", (0, 1000.0), visible=False)
+        self.relayout(xaxis=theme.axis("", (0, 1.0), visible=False), yaxis=rates)
 
     def begin(self, run: Shown) -> None:
         """Add a run with its prediction."""
@@ -124,7 +125,8 @@ class Throughput(Plot):
         self._draw_levels()
 
     def _name_clock(self, worlds: Iterable[str]) -> None:
-        self.set_axis("xaxis", title=theme.axis(theme.titles(worlds)["seconds"])["title"])
+        self.set_axis("xaxis", title=theme.axis(theme.titles(worlds)["seconds"])["title"], visible=True)
+        self.set_axis("yaxis", visible=True)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
         """Process the record of one worker's step."""

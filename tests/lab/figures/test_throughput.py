@@ -53,6 +53,14 @@ def compared(asked=None):
     return plot
 
 
+def test_axes_are_drawn_from_the_first_run_on():
+    plot = Throughput()
+    axes = lambda: [plot.static().layout[name] for name in ("xaxis", "yaxis")]
+    assert not any(axis.visible for axis in axes())
+    fed(plot, ONE)
+    assert all(axis.visible and axis.title.text for axis in axes())
+
+
 def test_the_sentence_of_several_runs_gives_ratios_to_the_first():
     plot = compared()
     assert plot.caption == "1 worker: 64 samples a second; 4 workers: 256, 4 times as many."
