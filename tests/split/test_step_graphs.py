@@ -92,31 +92,22 @@ ALONE = {
     "adagrad": {"optimizer": "adagrad"},
 }
 
-
-@pytest.mark.parametrize("fields", ALONE.values(), ids=ALONE)
-def test_one_graph_replays_the_whole_step_of_a_worker_that_needs_no_other(graphs, fields):
-    given = {"workers": 1, "steps": 8, "batch": 12, "evaluate_every": 4, **fields}
-    right = trained(**given)
-    graphs()
-    found = trained(**given)
-    assert Graph.replays == 5
-    assert (found.losses == right.losses).all() and torch.equal(found.weights, right.weights)
-
-
-NEEDS_MORE = {
+DOES_MORE = {
     "compressed": {"compression": "onebit"},
     "zero 1": {"split": {"zero": 1}},
     "averaged": {"averaging": {"method": "local", "period": 2}},
 }
+"""Schemes that do more than the update, so that each pass has its own graph."""
 
 
-@pytest.mark.parametrize("fields", NEEDS_MORE.values(), ids=NEEDS_MORE)
-def test_a_scheme_that_does_more_than_the_update_has_a_graph_for_each_pass(graphs, fields):
-    given = {"workers": 1, "steps": 8, "batch": 12, **fields}
+@pytest.mark.parametrize("name", [*ALONE, *DOES_MORE])
+def test_one_graph_replays_the_whole_step_of_a_worker_that_only_updates(graphs, name):
+    fields = (ALONE | DOES_MORE)[name]
+    given = {"workers": 1, "steps": 8, "batch": 12, "evaluate_every": 4, **fields}
     right = trained(**given)
     graphs()
     found = trained(**given)
-    assert Graph.replays == 2 * 5
+    assert Graph.replays == 5 * (2 if name in DOES_MORE else 1)
     assert (found.losses == right.losses).all() and torch.equal(found.weights, right.weights)
 
 

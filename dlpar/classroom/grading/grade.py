@@ -58,10 +58,11 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 LARGEST = 50_000_000
 """Maximum bytes of a notebook. Results of a lab take a few million bytes."""
 
-PARSING = Lock()
-
 LONGEST = 100_000
 """Maximum characters of an answer."""
+
+PARSING = Lock()
+"""Threads parse in turn, because CPython 3.11 fails otherwise (its issue 106905)."""
 
 
 Verdict = dict[str, Any]
@@ -109,19 +110,14 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
         return None
     marks = dict(grade=False, grade_id=IMPORTS, locked=True, schema_version=3, solution=False, task=False)
     code = "\n".join(cell.source for cell in master.cells if cell.cell_type == "code")
-    first = new_code_cell("\n".join(_imports(code)), metadata={"nbgrader": marks}, id=IMPORTS)
+    first = new_code_cell("\n".join(imports_of(code)), metadata={"nbgrader": marks}, id=IMPORTS)
     return new_notebook(metadata=master.metadata, cells=[first, *kept])
 
 
-def _imports(code: str) -> list[str]:
+def imports_of(code: str) -> list[str]:
     """Return the top-level import statements in order."""
-    return [ast.unparse(one) for one in parsed(code) if isinstance(one, (ast.Import, ast.ImportFrom))]
-
-
-def parsed(code: str) -> list[ast.stmt]:
-    """Return the statements of a text. Threads take turns, as CPython 3.11 fails otherwise (its issue 106905)."""
     with PARSING:
-        return ast.parse(code).body
+        return [ast.unparse(s) for s in ast.parse(code).body if isinstance(s, ast.Import | ast.ImportFrom)]
 
 
 def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
@@ -142,12 +138,11 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
         the exercise's own cells.
     """
     imports, *given = [cell.source for cell in blank.cells if role(cell) == "given"]
-    asked = part(blank, "answer").source
-    names = [one.name for one in parsed(asked) if isinstance(one, ast.FunctionDef)]
-    lent = [line for line in imports.splitlines() if not re.match(r"(from|import) dlpar\b", line)]
-    check, before = part(blank, "check").source, "\n".join([imports, *given])
-    lent = "\n".join([*lent, *given, *_imports(asked)])
-    return {"given": before, "lent": lent, "answer": answer, "names": names, "check": check}
+    asked, check = (part(blank, name).source for name in ("answer", "check"))
+    names = re.findall(r"^def (\w+)", asked, re.MULTILINE)
+    outside = [line for line in imports.splitlines() if not re.match(r"(from|import) dlpar\b", line)]
+    lent = "\n".join([*outside, *given, *imports_of(asked)])
+    return dict(given="\n".join([imports, *given]), lent=lent, answer=answer, names=names, check=check)
 
 
 def students(where: str) -> list[str]:
@@ -325,14 +320,11 @@ class Course:
         with self._gradebook() as book:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
-        path = self.folder / "grades.csv"
-        rows = [(*row, self._said(*row[:2])) for row in sorted(found)]
+        path, pages = self.folder / "grades.csv", self.folder / "autograded"
+        check = lambda student, lab: part(nbformat.read(pages / student / lab / f"{lab}.ipynb", 4), "check")
+        rows = [(*row, check(*row[:2]).outputs[0].text) for row in sorted(found)]
         pd.DataFrame(rows, columns=["student", "lab", "points", "of", "said"]).to_csv(path, index=False)
         return path
-
-    def _said(self, student: str, lab: str) -> str:
-        judged = nbformat.read(self.folder / "autograded" / student / lab / f"{lab}.ipynb", 4)
-        return part(judged, "check").outputs[0].text
 
     def _write(self, step: str, inside: str, name: str, notebook: NotebookNode) -> None:
         folder = self.folder / step / inside
