@@ -196,7 +196,7 @@ class Recorder(comm.Recorder):
         while self._device and len(self._pending) > but:
             done = self._pending.popleft()
             spans, end = self._device.timed(done)
-            self._ahead = int(AHEAD / max(end - self._ended, 1e-5))
+            self._ahead = int(AHEAD / max(end - self._ended, 4e-5))
             self._add_step(done.step, end, done.facts, spans, done.waited + done.waits())
 
     def _add_step(
@@ -216,7 +216,7 @@ class Recorder(comm.Recorder):
         if self._lost:
             facts |= {**self._lost, "restarting": spans[0][1] - self._ended}
             self._lost.clear()
-        self._ended = end
+        self._ended = facts.get("t", end)
         facts |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
         self._write({"k": "step", "step": step, "t": end, **facts}, soon=True)
 

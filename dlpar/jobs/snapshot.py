@@ -62,10 +62,11 @@ def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
     return {"object": {a: taken(getattr(thing, a), f"{name}.{a}", tensors) for a in attributes}}
 
 
-def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor]) -> Any:
+def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
     """Restore an object from a tree and return it.
 
-    Objects, and tensors of equal shape, are restored in place.
+    Objects, and tensors of equal shape, are restored in place.  New vectors are put on `device`, and new counts
+    on the host.
     """
     if not isinstance(tree, dict):
         return tree
@@ -73,23 +74,23 @@ def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "tensor":
         found = tensors[held]
         if not isinstance(thing, torch.Tensor) or thing.shape != found.shape:
-            return found.clone()
+            return found.to(device if found.dim() else "cpu", copy=True)
         thing.detach().copy_(found)
     elif kind == "object":
         for attribute, value in held.items():
             before = getattr(thing, attribute)
-            after = put(value, before, tensors)
+            after = put(value, before, tensors, device)
             if after is not before:
                 setattr(thing, attribute, after)
     elif kind == "list":
         before = list(thing) if isinstance(thing, (list, tuple)) else []
         before += [None] * (len(held) - len(before))
-        after = [put(value, each, tensors) for value, each in zip(held, before)]
+        after = [put(value, each, tensors, device) for value, each in zip(held, before)]
         return thing if _same(after, thing) else after
     else:
         before = thing if isinstance(thing, Mapping) else {}
         keyed = [(tuple(key) if isinstance(key, list) else key, value) for key, value in held]
-        after = {key: put(value, before.get(key), tensors) for key, value in keyed}
+        after = {key: put(value, before.get(key), tensors, device) for key, value in keyed}
         return thing if _same(after.values(), before.values()) and list(after) == list(before) else after
     return thing
 
@@ -393,7 +394,7 @@ class Keeper(comm.Keeper):
         """Add objects to this rank's state. In a resumed run, restore their state."""
         self.parts |= parts
         for name in parts.keys() & (self.state.tree if self.state else ()):
-            put(self.state.tree[name], parts[name], self.state.tensors)
+            put(self.state.tree[name], parts[name], self.state.tensors, self.record.comm.device)
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
         """Die or take a snapshot if this is due after `done` global steps. This rank did `own` of them.

@@ -138,7 +138,9 @@ class Split:
         self.samples = 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
         e, is_alone = task.experiment, type(self) is Split and task.experiment.model.norm != "sync_batch"
-        is_static = self.microbatches == 1 and getattr(e.sync, "fraction", 1.0) == 1.0
+        # A replay repeats kernels of one size, and calls none of the hooks that factors need.
+        is_even = self.microbatches == 1 and getattr(e.sync, "fraction", 1.0) == 1.0
+        is_static = is_even and not getattr(e.sync, "factors", False)
         self.graphs = StepGraphs(self) if is_alone and is_static and e.cluster.graphs else None
 
     def cut(self, model: nn.Sequential) -> nn.Module:
@@ -340,6 +342,5 @@ def propagate(loss: Tensor, share: float) -> None:
 def narrowed(x: Tensor) -> Tensor:
     """Convert floats to the input type of products: bfloat16 in mixed-precision forward passes."""
     kind = x.device.type  # a device that holds no values has no autocast
-    can = torch.amp.is_autocast_available(kind)
-    wanted = can and x.is_floating_point() and torch.is_autocast_enabled(kind)
-    return x.to(torch.get_autocast_dtype(kind)) if wanted else x
+    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if casts and x.is_floating_point() else x

@@ -83,8 +83,9 @@ def _kept(state: dict, weights: torch.Tensor, *names: str, fused: bool = False) 
     The vectors are allocated in the first step.
     """
     if "step" not in state:
-        state |= {name: torch.zeros_like(weights) for name in names}
-        state["step"] = torch.zeros((), device=weights.device if fused else None)
+        state |= {name: torch.zeros_like(weights) for name in names} | {"step": torch.zeros(())}
+    if fused:
+        state["step"] = state["step"].to(weights.device)
     return [state[name] for name in (*names, "step")]
 
 

@@ -101,3 +101,24 @@ def test_waits_of_a_test_on_held_out_samples_are_not_those_of_the_next_step(tmp_
     record.close()
     (_, test), (_, step) = Tail(tmp_path).read()
     assert [name for name, *_ in test["spans"]] == ["evaluate"] and step["wait"] == 0.25
+
+
+def test_no_time_is_lost_in_a_step_that_ended_with_the_death_although_it_is_written_later(tmp_path):
+    times = iter([1.0, 3.0, 4.0, 5.0, 6.0])
+    world = SimpleNamespace(clock="virtual", state=dict)
+    traffic = SimpleNamespace(waited=0.0, take=dict)
+    comm = SimpleNamespace(
+        rank=0, now=lambda: next(times), traffic=traffic, device=torch.device("cpu"), world=world
+    )
+    record = Recorder(tmp_path, comm)
+    record.step(0)
+    record.step(1, t=2.0)  # at 3.0, when the survivors have found each other
+    record.interrupted(2.0)
+    with record.span("forward"):
+        pass
+    record.step(2)
+    record.close()
+    *_, (_, step) = Tail(tmp_path).read()
+    assert {name: step[name] for name in ("detecting", "done again", "restarting")} == {
+        "detecting": 0.0, "done again": 0.0, "restarting": 2.0,
+    }  # fmt: skip

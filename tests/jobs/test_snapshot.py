@@ -24,6 +24,7 @@ from dlpar.jobs.tail import attempts_in
 from dlpar.split import mesh
 from dlpar.split.mesh import groups
 from dlpar.sync.membership import resized
+from dlpar.sync.optim import Optimizer
 from dlpar.worlds.mpiexec import NoMPI
 
 STEPS, DIES = 24, 0.8
@@ -186,10 +187,22 @@ def test_kept_attributes_are_put_back_in_place_and_new_ones_are_made():
     one.parts[1].numbers.mul_(2)
     tree = json.loads(json.dumps(taken(one, "one", tensors)))
     address = other.parts[1].numbers.data_ptr()
-    put(tree, other, tensors)
+    put(tree, other, tensors, torch.device("cpu"))
     assert other.count == 7 and other.inner.table[1, 2].tolist() == [0.0] and other.inner.table[3] == "word"
     assert other.parts[1].numbers.tolist() == [0, 2, 4] and other.parts[1].numbers.data_ptr() == address
     assert other.nothing.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adagrad", "adam"])
+def test_what_an_optimizer_had_not_yet_made_is_put_where_its_weights_are(rule):
+    before, tensors = Optimizer(rule, torch.zeros(3), 0.1), {}
+    before.step(torch.ones(3))
+    after = Optimizer(rule, torch.zeros(3, device="meta"), 0.1)
+    put(json.loads(json.dumps(taken(before, "it", tensors))), after, tensors, torch.device("meta"))
+    held = {name: value.device.type for name, value in after.state.items() if isinstance(value, torch.Tensor)}
+    # torch counts steps on the host, as it would for a new optimizer.
+    assert held == {name: "cpu" if name == "step" else "meta" for name in held} and held
+    after.step(torch.ones(3, device="meta"))
 
 
 def cut_off(tmp_path):

@@ -111,8 +111,12 @@ def test_one_graph_replays_the_whole_step_of_a_worker_that_only_updates(graphs, 
     assert (found.losses == right.losses).all() and torch.equal(found.weights, right.weights)
 
 
-def test_steps_of_different_sizes_are_launched(graphs):
-    given = {"workers": 2, "steps": 20, "batch": 12, "sync": {"scheme": "mapreduce", "fraction": 0.5}}
+LAUNCHED = {"steps of different sizes": {"scheme": "mapreduce", "fraction": 0.5}, "hooks": {"factors": True}}
+
+
+@pytest.mark.parametrize("sync", LAUNCHED.values(), ids=LAUNCHED)
+def test_what_a_graph_cannot_repeat_is_launched(graphs, sync):
+    given = {"workers": 2, "steps": 20, "batch": 12, "sync": sync}
     right = trained(**given)
     graphs()
     assert (trained(**given).losses == right.losses).all() and Graph.replays == 0

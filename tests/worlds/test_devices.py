@@ -236,6 +236,7 @@ SCHEMES = {
     "1 bit": (dict(compression="onebit"), 1),
     "top k": (dict(compression="topk"), 1),
     "bf16 on the wire": (dict(compression="bf16"), 1),
+    "factors": (dict(sync={"factors": True}), 1),
     "mapreduce": (dict(sync="mapreduce"), 3),
     "gossip": (dict(sync="gossip"), 2),
     "random peers": (dict(sync={"scheme": "gossip", "exchange": "random", "peers": 1}), 2),
