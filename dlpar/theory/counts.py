@@ -208,9 +208,10 @@ def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbat
 
     Source: Rajbhandari et al. (arXiv 1910.02054, 7.2).
 
-    A reduce-scatter and an all-gather take (N-1) n numbers each. Stages up to 2 need each of them once per
-    step.  Stage 3 gathers weights for every forward and every backward pass, and then sums gradients.  So it
-    sends 1.5 times as much, for each micro-batch.
+    A reduce-scatter and an all-gather take (N-1) n numbers each. Stages up to 1 need each of them once per
+    step.  From stage 2 on, a rank keeps no whole gradient, so gradients are summed for each micro-batch.  Stage
+    3 also gathers weights for every forward and every backward pass.  So it sends 1.5 times as much, for each
+    micro-batch.
     """
-    halves = 3 * microbatches if zero == 3 else 2
+    halves = {2: microbatches + 1, 3: 3 * microbatches}.get(zero, 2)
     return halves * (ranks - 1) * parameters * itemsize

@@ -15,8 +15,8 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import Row
 
-BESIDE = """CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LINKS MEMORY MICRO_BATCHES OWN_CARDS RACK RECORDING
-SHARED_CARDS conflicts cores gpu_source in_turn most_held parts_ms""".split()
+BESIDE = """CLUSTER CLUSTERS GPUS H100 HOROVOD LAUNCH LINKS MEMORY MICRO_BATCHES ONE_GPU_EACH OWN_CARDS RACK
+RECORDING SHARED_CARDS conflicts cores gpu_source in_turn most_held parts_ms""".split()
 """Names in the labs' modules that notebooks use besides presets."""
 
 _modules = {n: import_module(f"{__name__}.{lab.file.partition('_')[2]}") for n, lab in curriculum().items()}
