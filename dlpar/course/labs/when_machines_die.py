@@ -12,10 +12,10 @@ from dlpar.theory import best_interval, mtbf_of
 from dlpar.worlds.simulated.failures import FailingJob
 
 LLAMA = FailingJob(5.9, mtbf=54 * 86_400 / 419, snapshot=30.0, detecting=20.0, restarting=280.0)
-"""Llama 3 405B on 16,384 GPUs: 419 unexpected interruptions in 54 days (Grattafiori et al., arXiv 2407.21783, section 3.3.4).
+"""Llama 3 405B on 16,384 GPUs, with 419 unexpected interruptions in 54 days.
 
-A step of 16 M tokens at 400 TFLOP/s per GPU takes 5.9 s.  The costs of a snapshot and of a restart are
-assumed.
+Source: Grattafiori et al. (arXiv 2407.21783, section 3.3.4).  A step of 16 M tokens at 400 TFLOP/s per GPU
+takes 5.9 s.  The costs of a snapshot and of a restart are assumed.
 """
 
 MACHINES = 16_384 / 8
