@@ -29,7 +29,7 @@ class GlobalStep(NamedTuple):
     attempt: int
     """Attempt of the run that did this step. A later attempt repeats lost steps."""
     sketches: dict[int, list[float]]
-    """Newest sketch of each rank's weights, recorded in this step or before."""
+    """Sketch of each worker's weights in this step. Free workers: the newest ones, once all have recorded one."""
 
 
 WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None, int]
@@ -147,21 +147,21 @@ class GlobalSteps:
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf
-        for _, _, rank, ended, loss, samples, moved, sketch, _ in parts:
+        for _, _, _, ended, loss, samples, moved, _, _ in parts:
             seconds = max(seconds, ended)
             if samples:
                 batch += samples
                 weighted += loss * samples
             sent += math.nan if moved is None else moved
-            if sketch:
-                self._sketches[rank] = sketch
         before = self.last.loss if self.last else math.nan
         self.done += 1
         self.samples += batch
         self.bytes += sent
         loss = weighted / batch if batch else before
         self._sums.append((self.samples, self.bytes))
-        sketches = dict(self._sketches)
+        newest = {rank: sketch for _, _, rank, *_, sketch, _ in parts if sketch}
+        self._sketches = self._sketches | newest if self.runs_free else newest  # without a dead worker's
+        sketches = {} if self.runs_free and len(self._sketches) < self.workers else self._sketches
         self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, self.attempt, sketches)
         self.first = self.first or self.last
         return self.last

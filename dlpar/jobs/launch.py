@@ -127,7 +127,10 @@ class Job:
             "owner": os.getpid(),
             "who": os.environ.get("JUPYTERHUB_USER", ""),
             "launched": self.launched,
-            "summary": facts_of(experiment),
+            # A resumed run may have other workers than its experiment, which counts.
+            "summary": facts_of(
+                self.run.experiment if (self.folder / "experiment.json").exists() else experiment
+            ),
         }
 
     @property

@@ -216,7 +216,7 @@ class Run:
 
         found = []
         for done in self.global_steps():
-            if len(done.sketches) == self.experiment.workers:
+            if done.sketches:
                 held = np.array([done.sketches[rank] for rank in sorted(done.sketches)])
                 found.append((done, np.linalg.norm(held - held.mean(axis=0), axis=1)))
         return found

@@ -413,6 +413,7 @@ class Board:
         experiment = run.experiment
         self.steps = GlobalSteps(experiment.workers - experiment.backup, experiment.sync.runs_free)
         self.ranks: dict[int, dict[str, Any]] = {}
+        self.most = experiment.ranks  # figures of ranks leave out the workers that a resumed run has added
         self.slip = self.accuracy = self.reached = None
         self.fed = [plot for plot in self.plots if plot.fits(experiment)]
         for plot in self.fed:
@@ -429,7 +430,7 @@ class Board:
         elif kind == "eval":
             self.accuracy = record["accuracy"]
             self.reached = self.reached or (record["t"] if (self.accuracy or 0.0) >= self.goal else None)
-        for plot in self.fed:
+        for plot in self.fed if rank < self.most else ():
             plot.take(rank, record)
         if record.get("slip") is not None:
             self.slip = max(self.slip or 0.0, record["slip"])

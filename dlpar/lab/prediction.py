@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -122,7 +123,8 @@ class Prediction(Page):
     def _number(self) -> float | None:
         """Return the typed number, if it is within bounds."""
         try:
-            value = float(self._typed.replace(",", "."))
+            # "1,234" is a thousand and more, as a lab prints it; "1,5" is one and a half.
+            value = float(re.sub(r"\b([1-9]\d{0,2}),(?=\d{3}\b)", r"\1", self._typed).replace(",", "."))
         except ValueError:
             return None
         return value if math.isfinite(value) and self._low <= value <= self._high else None

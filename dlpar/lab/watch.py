@@ -68,6 +68,19 @@ class Reader(Thread):
         """End the thread promptly."""
         self._cancelled.set()
 
+    def run(self) -> None:
+        """Pass the run's records to the listener. This is the thread's main function."""
+        try:
+            self._follow()
+        except Exception as error:  # the panel must not suggest that the job still runs
+            listener = self._listener()
+            if listener and not self._cancelled.is_set():
+                why = f"{type(error).__name__}: {error}"
+                listener.ended("unwatched", f"the panel stopped following the run: {why}")
+
+    def _follow(self) -> None:
+        raise NotImplementedError
+
 
 class Watch(Reader):
     """Thread that reads `path` until the run has ended or nothing refers to `listener`."""
@@ -78,17 +91,7 @@ class Watch(Reader):
         self._end: dict[str, Any] | None = None
         self._checked, self._seen_alive = 0.0, time.monotonic()
 
-    def run(self) -> None:
-        """Pass the run's records to the listener. This is the thread's main function."""
-        try:
-            self._watch()
-        except Exception as error:  # the panel must not suggest that the job still runs
-            listener = self._listener()
-            if listener and not self._cancelled.is_set():
-                why = f"{type(error).__name__}: {error}"
-                listener.ended("unwatched", f"the panel stopped following the run: {why}")
-
-    def _watch(self) -> None:
+    def _follow(self) -> None:
         sent, pending = 0.0, False
         while not self._cancelled.is_set():
             listener = self._listener()
@@ -160,8 +163,7 @@ class Replay(Reader):
         super().__init__(run, listener)
         self._speed = speed
 
-    def run(self) -> None:
-        """Pass the run's records to the listener on time. This is the thread's main function."""
+    def _follow(self) -> None:
         began, frame = time.monotonic(), 1
         for due, source, record in in_order(self._run):
             while due > frame * SEND_EVERY * self._speed:

@@ -21,6 +21,17 @@ def test_global_step_weighs_ranks_by_their_samples():
     assert (done.loss, done.seconds, done.samples, done.batch) == (3.25, 2.0, 4, 4)
 
 
+def test_the_sketches_of_a_step_are_those_of_the_workers_that_took_part():
+    steps = GlobalSteps(3)
+    for rank in range(3):
+        steps.add(rank, {**step(0), "sketch": [float(rank)]})
+    for rank in (0, 2):  # the other has died
+        steps.add(rank, {**step(1), "sketch": [5.0], "of": 2})
+    assert [done.sketches for done in steps.ready(ended=True)] == [
+        {0: [0.0], 1: [1.0], 2: [2.0]}, {0: [5.0], 2: [5.0]},
+    ]  # fmt: skip
+
+
 def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ended():
     steps = GlobalSteps(2, runs_free=True)
     for n in range(4):

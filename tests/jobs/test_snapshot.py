@@ -15,7 +15,7 @@ from conftest import eventually
 import dlpar
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs import snapshot
-from dlpar.jobs.launch import Job
+from dlpar.jobs.launch import Job, JobFailed
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import is_locked
@@ -314,6 +314,16 @@ def test_more_or_fewer_workers_go_on_with_the_same_global_batches(changes, worke
     assert run.curve["samples"].tolist() == whole.curve["samples"].tolist()
     apart = 0.2 if "gossip" in str(experiment.sync) else 1e-9  # whose replicas average over another graph
     assert np.allclose(run.curve["loss"], whole.curve["loss"], rtol=0, atol=apart)
+
+
+@pytest.mark.slow
+def test_a_job_that_goes_on_with_more_workers_sums_up_the_whole_run():
+    job = dlpar.launch(trained(deaths={"die": {3: DIES}}, batch=60))
+    with pytest.raises(JobFailed):
+        job.wait(60)
+    run = dlpar.resume(job.run, workers=6).wait(60)
+    written = json.loads((run.path / "summary.json").read_text())
+    assert written["steps"] == STEPS and written["samples_per_s"] > 0
 
 
 def test_a_set_without_its_last_shard_is_no_snapshot_and_older_ones_go(tmp_path):

@@ -44,6 +44,16 @@ def test_number_is_compared_with_the_measurement():
     assert "four of them" in shown and "stroke-dasharray" in shown
 
 
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [("1,200", 1200), ("1,234,567", 1234567), ("1,5", 1.5), ("0,125", 0.125), ("2.5", 2.5)],
+)
+def test_commas_are_read_as_a_lab_prints_them_and_else_as_decimal_points(typed, taken):
+    asked = predict("speed", "How fast?")
+    Reader(asked).do(value=typed)
+    assert asked.value == taken
+
+
 @pytest.mark.parametrize("typed", ["fast", "11", "-1", "nan"])
 def test_what_is_no_sensible_number_is_told_and_not_taken(typed):
     asked = predict("speed", "How fast?", low=0, high=10)

@@ -31,6 +31,16 @@ class Listener:
         self.status, self.reason = status, reason
 
 
+@pytest.mark.parametrize("reader", [Watch, Replay])
+def test_a_listener_that_fails_is_told_that_nothing_follows_its_run(reader):
+    run, listener = finished(workers=2, steps=20), Listener()
+    listener.take = lambda source, record: 1 / 0
+    thread = reader(run.path if reader is Watch else run, listener)
+    thread.start()
+    thread.join(10)
+    assert (listener.status, listener.reason[-16:]) == ("unwatched", "division by zero")
+
+
 def test_every_record_is_passed_on_before_the_end():
     run, listener = finished(workers=3, steps=300), Listener()
     thread = Watch(run.path, listener)

@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -158,10 +158,19 @@ def students(where: str) -> list[str]:
     -------
     list of str
         Names of all students with a folder, in order.
+
+    Raises
+    ------
+    CannotGrade
+        If a folder has a name that no student can have here: nobody is left out without a word.
     """
     before, _, after = (where if STUDENT in where else f"{where}/{STUDENT}").partition(STUDENT)
-    names = [path.name for path in Path(before).glob("*") if NAME.fullmatch(path.name)]
-    return sorted(name for name in names if Path(f"{before}{name}{after}").is_dir())
+    names = (path.name for path in Path(before).glob("[!.]*"))
+    names = sorted(name for name in names if Path(f"{before}{name}{after}").is_dir())
+    if odd := [name for name in names if not NAME.fullmatch(name)]:
+        allowed = "allowed are up to 64 ASCII letters, digits and _.@-, so rename the folder"
+        raise CannotGrade(f"SUBMISSIONS: got a student {odd[0]!r}, {allowed}")
+    return names
 
 
 def handed_in(where: str, student: str, lab: str) -> list[Any]:
@@ -341,6 +350,8 @@ def _done(result: dict[str, Any], what: str) -> None:
 def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) -> tuple[NotebookNode, Verdict]:
     """Judge a student's answer to a lab. A missing or unchanged answer is not run.
 
+    After an update of the lab, an answer in the new version beside her own copy counts first.
+
     Returns
     -------
     (NotebookNode, dict)
@@ -348,8 +359,11 @@ def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) ->
     """
     notebook = copy.deepcopy(blank)
     answer = part(notebook, "answer")
+    text, number = answer.source, answer.metadata.nbgrader.grade_id
+    with suppress(Unreadable):
+        text = answer_in(handed_in(where, student, f"{lab} (new)"), number)
     try:
-        text = answer_in(handed_in(where, student, lab), answer.metadata.nbgrader.grade_id)
+        text = answer_in(handed_in(where, student, lab), number) if text == answer.source else text
     except Unreadable as reason:
         return notebook, {"solved": False, "said": f"not handed in: {reason}"}
     if text == answer.source:

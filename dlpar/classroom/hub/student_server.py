@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub.utils import utcnow
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+from tornado.netutil import is_valid_ip
 
 from dlpar.jobs.running import end_running, running
 from dlpar.lab.exchange import current_offer, put_offer, shared_answers
@@ -51,8 +52,8 @@ async def report(activity: dict[str, Any]) -> None:
         method="POST",
         body=json.dumps(await asyncio.to_thread(state, activity)),
         headers={"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
-        # On this machine the certificate would not match, because it is issued for the hub's public name.
-        validate_cert=urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
+        # `dlpar hub` gives its own address, and the certificate is issued for the hub's public name.
+        validate_cert=not is_valid_ip(urlsplit(proxy).hostname or ""),
     )
     answer = json.loads(told.body)
     if "offer" in answer:

@@ -38,7 +38,7 @@ class Distance:
     def add(self, done: GlobalStep) -> None:
         """Process the record of a global step."""
         held = np.array(list(done.sketches.values()))
-        if len(held) < self.experiment.workers:
+        if not len(held):
             return
         self.last = done.step, float(np.sqrt(((held - held.mean(0)) ** 2).sum(1).mean()))
         if self.first[1] <= FLOOR:  # equal replicas have no distance to shrink: they are left out
@@ -187,7 +187,8 @@ def show_graph(of: Experiment | Run) -> Figure:
     figure = blank(460, xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, margin=margin)  # equal scales
     figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
     found = of.from_the_mean() if isinstance(of, Run) else None
-    apart = found[-1][1] if found else None  # None without sketches of the weights
+    # None without sketches of the weights, and where deaths have changed the graph.
+    apart = found[-1][1] if found and list(found[-1][0].sketches) == list(range(len(places))) else None
     marker = {"size": node, "line": {"color": theme.GREY, "width": 1}}
     if apart is None:
         marker["color"] = theme.scheme_colour(experiment.sync.scheme)

@@ -50,7 +50,7 @@ class RankLines(Plot):
         super().begin(run)
         experiment, every = run.experiment, [other.experiment for other in self.runs.values()]
         self.over_time = any(other.sync.runs_free for other in every)
-        self.every, self.counts = Counter[int](), [Counter[int]() for _ in range(experiment.workers)]
+        self.every, self.counts = Counter[int](), [Counter[int]() for _ in range(experiment.ranks)]
         self._waiting, self._latest = list[tuple[float, int]](), 0.0  # not yet in a global step
         columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}

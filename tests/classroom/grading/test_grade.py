@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -214,11 +215,31 @@ def lab(tmp_path: Path) -> Path:
 
 
 def test_students_are_those_with_a_folder_in_one_place_or_by_a_path_with_their_name(tmp_path: Path) -> None:
-    for name in ("ada/labs", "bob/labs", "cleo", ".hidden/labs", "a b/labs"):
+    for name in ("ada/labs", "bob/labs", "cleo", ".hidden/labs"):
         (tmp_path / name).mkdir(parents=True)
     assert students(str(tmp_path)) == ["ada", "bob", "cleo"]
     assert students(f"{tmp_path}/{{student}}/labs") == ["ada", "bob"]
     assert students(f"{tmp_path}/nowhere") == []
+    (tmp_path / "Ada Lovelace").mkdir()
+    assert students(f"{tmp_path}/{{student}}/labs") == ["ada", "bob"]
+    with pytest.raises(
+        CannotGrade, match=r"got a student 'Ada Lovelace', allowed are up to 64 ASCII letters"
+    ):
+        students(str(tmp_path))
+
+
+@pytest.mark.parametrize("older, newer, wanted", [
+    ("pass", None, "pass"), ("pass", "return 7", "return 7"), (None, "return 7", "return 7"), (None, None, None),
+])  # fmt: skip
+def test_after_an_update_an_answer_in_the_new_version_counts(tmp_path: Path, lab: Path, older, newer, wanted):
+    hand_in(lab, tmp_path / "home/ada", older)
+    if newer:
+        hand_in(lab, tmp_path / "new", newer)
+        (tmp_path / "new" / lab.name).rename(tmp_path / "home/ada" / f"{lab.stem} (new).ipynb")
+    blank = exercise(nbformat.read(lab, as_version=4))
+    box = SimpleNamespace(judge=lambda trial: {"solved": True, "said": trial["answer"]})
+    _, verdict = judged(str(tmp_path / "home"), "ada", SMALL, blank, box)
+    assert verdict["said"] == wanted if wanted else "unchanged since its release" in verdict["said"]
 
 
 def test_a_path_with_a_name_in_it_reads_the_same_notebook(tmp_path: Path, lab: Path) -> None:

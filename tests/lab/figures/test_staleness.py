@@ -6,6 +6,7 @@ from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.lab import captions, figures
 from dlpar.lab.figures.staleness import Lead, Staleness
+from dlpar.lab.figures.throughput import Waiting
 from dlpar.lab.plot import drawn
 from lab.folders import finished
 from lab.records import fed, step
@@ -34,6 +35,16 @@ def test_lead_says_whether_the_bound_held(runs, every_figure):
     assert figures.caption(every_figure["lead"]).endswith("never above s = 3: yes.")
     assert figures.caption(lab.lead(runs["asp"])).endswith("nothing bounds it.")
     assert "NO, the bound was broken" in captions.lead([1, 4], 3)
+
+
+def test_steps_of_a_spare_and_of_workers_that_a_resumed_run_has_added_end_no_figure():
+    spare = RING.replace(deaths={"on_death": "spare", "die": {1: 0.5}})
+    for plot in (Staleness(), Waiting()):
+        board = fed(plot, spare)
+        for rank in range(8):
+            board.take(rank, step(0, rank, staleness=rank, of=8))
+        board.settle(ended=True)
+        assert board.steps.done == 1
 
 
 def test_staleness_zero_says_why_and_other_values_are_told():
