@@ -153,11 +153,10 @@ class GlobalSteps:
                 batch += samples
                 weighted += loss * samples
             sent += math.nan if moved is None else moved
-        before = self.last.loss if self.last else math.nan
         self.done += 1
         self.samples += batch
         self.bytes += sent
-        loss = weighted / batch if batch else before
+        loss = weighted / batch if batch else self.last.loss if self.last else math.nan
         self._sums.append((self.samples, self.bytes))
         newest = {rank: sketch for _, _, rank, *_, sketch, _ in parts if sketch}
         self._sketches = self._sketches | newest if self.runs_free else newest  # without a dead worker's

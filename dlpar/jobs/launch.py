@@ -102,6 +102,8 @@ class Job:
     def _spec(self, scratch: Scratch, experiment: Experiment) -> dict[str, Any]:
         """Return the facts that the guardian needs, in a form ready for JSON."""
         starter, ranks, cluster = find_starter(), experiment.processes, experiment.cluster
+        # A resumed run may go on with other workers than those of its experiment.
+        counts = self.run.experiment if (self.folder / "experiment.json").exists() else experiment
         simulated = cluster.world == "simulated"
         survives = experiment.deaths.goes_on and not simulated
         # Simulated ranks take turns, each with the one thread that its record names.
@@ -127,10 +129,7 @@ class Job:
             "owner": os.getpid(),
             "who": os.environ.get("JUPYTERHUB_USER", ""),
             "launched": self.launched,
-            # A resumed run may have other workers than its experiment, which counts.
-            "summary": facts_of(
-                self.run.experiment if (self.folder / "experiment.json").exists() else experiment
-            ),
+            "summary": facts_of(counts),
         }
 
     @property

@@ -106,12 +106,10 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
     """
     introduces = {id(cell) for cell, after in pairwise(master.cells) if role(after)}
     kept = [c for c in master.cells if role(c) or (c.cell_type == "markdown" and id(c) in introduces)]
-    if not kept:
-        return None
     marks = dict(grade=False, grade_id=IMPORTS, locked=True, schema_version=3, solution=False, task=False)
     code = "\n".join(cell.source for cell in master.cells if cell.cell_type == "code")
     first = new_code_cell("\n".join(imports_of(code)), metadata={"nbgrader": marks}, id=IMPORTS)
-    return new_notebook(metadata=master.metadata, cells=[first, *kept])
+    return new_notebook(metadata=master.metadata, cells=[first, *kept]) if kept else None
 
 
 def imports_of(code: str) -> list[str]:
@@ -165,12 +163,11 @@ def students(where: str) -> list[str]:
         If a folder has a name that no student can have here: nobody is left out without a word.
     """
     before, _, after = (where if STUDENT in where else f"{where}/{STUDENT}").partition(STUDENT)
-    names = (path.name for path in Path(before).glob("[!.]*"))
-    names = sorted(name for name in names if Path(f"{before}{name}{after}").is_dir())
+    names = [path.name for path in Path(before).glob("[!.]*") if Path(f"{path}{after}").is_dir()]
     if odd := [name for name in names if not NAME.fullmatch(name)]:
         allowed = "allowed are up to 64 ASCII letters, digits and _.@-, so rename the folder"
         raise CannotGrade(f"SUBMISSIONS: got a student {odd[0]!r}, {allowed}")
-    return names
+    return sorted(names)
 
 
 def handed_in(where: str, student: str, lab: str) -> list[Any]:
@@ -210,11 +207,10 @@ def _owners(where: str, student: str) -> set[int]:
     teacher's solution.  In a folder of collected notebooks, the teacher is also allowed.
     """
     teacher = {os.getuid(), int(os.environ.get("SUDO_UID", os.getuid()))}
-    try:
+    with suppress(KeyError):
         own = {pwd.getpwnam(student).pw_uid}
-    except KeyError:
-        return teacher
-    return own if STUDENT in where else own | teacher
+        return own if STUDENT in where else own | teacher
+    return teacher
 
 
 def answer_in(cells: list[Any], wanted: str) -> str:
