@@ -38,6 +38,7 @@ class Delays:
         self.comm, self.record, self.delays, self.seed = comm, record, experiment.delays, experiment.seed
         self.factor = self.delays.straggler.get(comm.rank, 1.0)
         self.stall, self.halfway = self.delays.stall.get(comm.rank, 0.0), experiment.steps // 2
+        self.waits = not getattr(experiment.sync, "overlap", False)
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
 
     def change(self, factor: float | None = None, stall: float = 0.0) -> None:
@@ -55,12 +56,19 @@ class Delays:
             return mean if kind == "constant" else 0.0
         return drawn(kind, mean, self.delays.delay_cv, self.seed, "delay", self.comm.rank, step)
 
+    def clock(self) -> float:
+        """Return the seconds so far, without those that layers have waited for other ranks: nothing delays these.
+
+        With overlap, waits are those of messages beside the computation, which is delayed as a whole.
+        """
+        return self.comm.now() - self.comm.traffic.waited * self.waits
+
     def after(self, step: int, began: float, done: int) -> None:
-        """Delay the worker after `done` global steps. Its computation of `step` began at `began` seconds."""
+        """Delay the worker after `done` global steps. Its `clock` was `began` when it began to compute `step`."""
         if self.none:
             return
         self.comm.world.settle()
-        computed = self.comm.now() - began
+        computed = self.clock() - began
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):
             self.comm.world.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)
@@ -109,8 +117,5 @@ def drawn(kind: str, mean: float, cv: float, *key: Any) -> float:
     *key
         Key of the draw: see :func:`~dlpar.config.generator.generator`.
     """
-    draw = generator(*key)
-    if kind == "exponential":
-        return float(draw.exponential(mean))
-    shape = cv**-2
-    return float(draw.gamma(shape, mean / shape))
+    shape = 1.0 if kind == "exponential" else cv**-2
+    return float(generator(*key).gamma(shape, mean / shape))

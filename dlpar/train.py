@@ -60,7 +60,7 @@ def train(
         # 3. The gradient of this replica's slice of the global batch.  The sum over replicas is the whole
         # gradient.
         comm.world.new_step(step)
-        began = comm.now()
+        began = delays.clock()
         with task.memory.watch(step, part.replica, sync.state_bytes):
             part.gradient(step)
         delays.after(step, began, done)

@@ -301,7 +301,7 @@ class PipelineSplit(ModelSplit):
         if layers is not None:
             yield from self.too_few_layers(e, e.model.name, layers)
         if self.partition not in ("balanced", "measured"):
-            numbers = [int(n) if n.strip().isdigit() else 0 for n in self.partition.split(",")]
+            numbers = [int(n) if n.strip().isdecimal() else 0 for n in self.partition.split(",")]
             whole = layers is None or sum(numbers) == layers
             if len(numbers) != parts or min(numbers) < 1 or not whole:
                 total = "all layers" if layers is None else f"{layers}, the model's layers with weights"

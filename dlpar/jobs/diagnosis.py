@@ -101,7 +101,7 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
 
 def dead_in(folder: Path) -> set[int]:
     """Return the dead ranks. The others continued without them."""
-    found = [record for path in rank_files(folder).values() for record in lines_of(path)]
+    found = (record for path in rank_files(folder).values() for record in lines_of(path, b'"death"'))
     return {r["dead"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
 
 

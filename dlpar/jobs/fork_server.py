@@ -285,7 +285,8 @@ class ForkServer:
             # A new Python would search both folders, and either may hold plug-ins.
             found = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             sys.path += [folder for folder in found if folder not in sys.path]
-            random.seed()
+            random.seed()  # all ranks have the fork server's numbers
+            sys.modules["numpy"].random.seed()
             from dlpar.jobs.rank import run_rank
 
             status = run_rank(request["argv"])

@@ -149,9 +149,8 @@ class GlobalSteps:
         batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf
         for _, _, _, ended, loss, samples, moved, _, _ in parts:
             seconds = max(seconds, ended)
-            if samples:
-                batch += samples
-                weighted += loss * samples
+            batch += samples
+            weighted += loss * samples if samples else 0.0
             sent += math.nan if moved is None else moved
         self.done += 1
         self.samples += batch

@@ -249,7 +249,8 @@ class Recorder(comm.Recorder):
         with suppress(RuntimeError):  # the GPU may have failed
             self._write_done()
         self._pending.clear()
-        told = {"message": str(error), "traceback": "".join(traceback.format_exception(error))}
+        # The reader of the end of this file must find the whole line.
+        told = {"message": str(error)[:4000], "traceback": "".join(traceback.format_exception(error))[-8000:]}
         self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})
 
     def end(self, steps: int) -> None:

@@ -181,7 +181,8 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
     for step in snapshots_in(folder):
         try:
             held = check(folder, step, experiment)
-            return Attempt(len(attempts_in(folder)), step, 0.0, held, experiment.workers)
+            # An attempt without records never began.
+            return Attempt(sum(map(bool, attempts_in(folder))), step, 0.0, held, experiment.workers)
         except ValueError as error:
             why = f"the snapshot after step {step} is refused: {error}"
     raise BadExperiment(f"run: got {folder.name}, allowed is a run with a snapshot ({why})")

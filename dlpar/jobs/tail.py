@@ -133,13 +133,13 @@ class Tail:
         return data[:whole].splitlines()
 
 
-def lines_of(path: Path) -> Iterator[Record]:
-    """Yield the records of one file from its beginning, one at a time.
+def lines_of(path: Path, having: bytes = b"") -> Iterator[Record]:
+    """Yield the records of one file from its beginning, one at a time. Their lines contain `having`.
 
     Yield nothing if it is not a plain file.
     """
     with suppress(OSError), open_plain(path) as file:
-        yield from filter(None, map(record_of, file))
+        yield from filter(None, map(record_of, (line for line in file if having in line)))
 
 
 def record_of(line: bytes, source: str = "") -> Record | None:

@@ -179,7 +179,8 @@ def run(
     first = int(driver is not None)
     if comm.size <= first:
         raise ValueError(f"comm: got {comm.size} rank, allowed with a driver is at least 2")
-    rank_of, consumers, tags = comm.world.once(f"graph {id(graph)}", partial(_cut, graph, comm.size, first))
+    # The world keeps the graph, so that no other gets its id.
+    _, rank_of, consumers, tags = comm.world.once(f"cut {id(graph)}", partial(_cut, graph, comm.size, first))
     if driver is not None and comm.rank == 0:
         _drive(comm, graph, rank_of, driver)
         return {}
@@ -208,8 +209,8 @@ def run(
     return results
 
 
-Wiring = tuple[dict[str, int], dict[str, list[tuple[str, int]]], dict[tuple[str, int], int]]
-"""Rank of each task; consumers of each task, with the input's position; and the tags of these inputs."""
+Wiring = tuple[Graph, dict[str, int], dict[str, list[tuple[str, int]]], dict[tuple[str, int], int]]
+"""The graph; rank of each task; consumers of each task, with the input's position; and the tags of these inputs."""
 
 
 def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
@@ -220,7 +221,7 @@ def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
             consumers[each.task].append((task.name, place))
             tags[task.name, place] = EDGES + len(tags)
     order = sorted(plan, key=stages(graph).__getitem__) if first else plan
-    return {name: plan[name] + first for name in order}, consumers, tags
+    return graph, {name: plan[name] + first for name in order}, consumers, tags  # no other graph gets its id
 
 
 def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) -> None:

@@ -125,7 +125,7 @@ class ZeroSplit(LayerwiseSplit):
     """Split that spreads the weights over all ranks. Each rank has separate samples."""
 
     whole_on_all = True
-    kept = ("replica", "lengths")
+    kept = ("replica", "lengths", "buffers")
 
     def __init__(self, task: Task) -> None:
         moved(task.model, task.comm.device)
@@ -137,7 +137,8 @@ class ZeroSplit(LayerwiseSplit):
         for (first, last), sharded in users.items():
             self.begins[first].append(sharded)
             self.ends[last].append(sharded)
-        self.ahead = int(task.experiment.sync.overlap)  # layers whose messages travel while one computes
+        # Layers whose messages travel while one computes; the buffers are not in the replica's list of chunks.
+        self.ahead, self.buffers = int(task.experiment.sync.overlap), list(task.model.buffers())
         super().__init__(task)
         self.replica.collects = False  # a layer's gradient is added to its chunk once computed
         # In the order of the replica.

@@ -58,8 +58,8 @@ class ParameterServer(Scheme):
             for own in range(roots.stop, comm.size) if sync.group_period else ():
                 Client(comm, [own], replica.weights, experiment, lengths).initialise()
         comm.barrier()  # the servers hold the initial weights, so all workers start together
-        leaf = leaf_of(experiment, comm.rank)
-        ranks = roots if leaf is None else [leaf]
+        comm.traffic.take()  # no step has sent them
+        ranks = roots if (leaf := leaf_of(experiment, comm.rank)) is None else [leaf]
         client = lambda comm, weights: Client(comm, ranks, weights, experiment, lengths)
         self.client: Client = self._run(client)
         self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient

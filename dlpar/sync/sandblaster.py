@@ -151,11 +151,11 @@ class _Shards:
 
 
 def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, history: int) -> Outcome:
-    pairs: deque[tuple[int, int, float]] = deque(maxlen=history)  # places of y and s, and 1 / (y · s)
+    pairs: list[tuple[int, int, float]] = []  # places of y and s, and 1 / (y · s)
     scale, t, losses = 1.0, 0.0, [shards.evaluate()]
     for iteration in range(iterations):
         if iteration:
-            y, s = (HISTORY + 2 * (iteration % (history + 1)) + n for n in range(2))
+            y, s = (HISTORY + 2 * (len(pairs) % (history + 1)) + n for n in range(2))
             shards.tell(COMBINE, y, G, 0.0, 1.0)
             shards.tell(COMBINE, y, BEFORE, 1.0, -1.0)
             shards.tell(COMBINE, s, D, 0.0, t)
@@ -165,11 +165,11 @@ def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, h
                 scale = ys / shards.ask(DOT, y, y)
         shards.tell(COMBINE, D, G, 0.0, -1.0)
         shares = []
-        for y, s, inverse in reversed(pairs):
+        for y, s, inverse in reversed(pairs[-history:]):
             shares.append(inverse * shards.ask(DOT, s, D))
             shards.tell(COMBINE, D, y, 1.0, -shares[-1])
         shards.tell(COMBINE, D, D, scale, 0.0)
-        for (y, s, inverse), share in zip(pairs, reversed(shares)):
+        for (y, s, inverse), share in zip(pairs[-history:], reversed(shares)):
             shards.tell(COMBINE, D, s, 1.0, share - inverse * shards.ask(DOT, y, D))
         shards.tell(COMBINE, BEFORE, G, 0.0, 1.0)
         t = lr if iteration else min(1.0, 1 / shards.ask(L1, G)) * lr

@@ -280,8 +280,8 @@ class WithBackup(Server):
 
     Its rule sets how many pushes it accepts. The server drops later pushes.
 
-    A client whose push is dropped gets the newest weights at once.  The others wait for the update of their
-    step.
+    A client whose push is dropped gets the newest weights as soon as it asks for them.  The others wait for the
+    update of their step.
     """
 
     def _push(self, client: int) -> None:
@@ -289,7 +289,7 @@ class WithBackup(Server):
             return super()._push(client)
         self.staleness[client] = self.version - self.read[client]
         self.pushes += 1
-        self._let_go(client)
+        self._let_go(*([] if self.separate else [client]))
 
     def state(self) -> tuple[int, bool]:
         return self.version, self.goes_on()

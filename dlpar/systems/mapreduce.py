@@ -45,7 +45,7 @@ def _scheduled(workers: int, driver: float = 4e8) -> Any:
 
 def _bigdl() -> dict[str, Any]:
     big = dict(batch=32, steps=2, split=SLICES)
-    slices = {f"{n} nodes": by_sizes("cpu-10gbe", "inception3", workers=n, **big) for n in (1, 16, 96)}
+    slices = {f"{n} nodes": by_sizes("cpu-10gbe", "googlenet", workers=n, **big) for n in (1, 16, 96)}
     jobs = {f"{2 * n} tasks": _scheduled(n) for n in (50, 250)}
     jobs["500 tasks, free driver"] = _scheduled(250, 0.0)
     return same_as_alone(split=SLICES) | slices | jobs

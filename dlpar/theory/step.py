@@ -99,11 +99,12 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     -------
     PredictedStep or None
         None without a platform, or without a closed form.  There is no closed form for your own schemes,
-        pairwise averages, compression, uneven shards, ZeRO, or a model on several ranks.  There is none if
+        pairwise averages, compression, factors, synchronised norms, uneven shards, ZeRO, or a model on several
+        ranks.  There is none if
         times vary from step to step. There is none for nodes of several ranks (except with a ring or
         servers), or for asynchronous workers of unequal speed. There is none for workers with unequal numbers
-        of neighbours, groups of workers, separate pulls, pushes during the backward pass, backup workers, or
-        servers on the nodes of workers.
+        of neighbours, groups of workers, separate pulls or fetches, copies of servers, a bound of 0, pushes
+        during the backward pass, backup workers, or servers on the nodes of workers.
 
     Examples
     --------
@@ -114,6 +115,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     find = next((form for setting, form in FORMS.items() if hasattr(experiment.sync, setting)), None)
     is_split = experiment.replicas < experiment.workers or getattr(experiment.split, "zero", 0)
     is_odd = experiment.compression.codec != "none" or experiment.shards == "uneven"
+    is_odd |= experiment.model.norm == "sync_batch" or getattr(experiment.sync, "factors", False)
     if find is None or is_split or is_odd:
         return None
     try:
@@ -265,8 +267,8 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     experiment, tensors = costs.experiment, costs.model.layers
     sync, n = experiment.sync, experiment.workers
     # A library's algorithm is unknown. The simulation uses a ring.
-    is_simulated_library = (sync.allreduce, experiment.cluster.world) == ("library", "simulated")
-    name = "ring" if is_simulated_library else sync.allreduce
+    is_simulated = experiment.cluster.world == "simulated"
+    name = "ring" if is_simulated and sync.allreduce == "library" else sync.allreduce
     cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
     lengths = [sum(tensors[i].parameters for i in members) for members in cut]
     if name == "auto" and len(names := {_chosen(costs, length) for length in lengths}) == 1:
@@ -339,7 +341,8 @@ def _servers(costs: Costs) -> PredictedStep | None:
     """Predict parameter servers on separate nodes, bulk-synchronous or not."""
     experiment, n, every = costs.experiment, costs.model.parameters, period(costs.experiment)
     sync, is_colocated = experiment.sync, experiment.cluster.placement == "colocated"
-    if sync.groups or sync.overlap or sync.backup or sync.pull == "separate" or is_colocated:
+    on_its_own = sync.pull == "separate" or sync.fetch_every or sync.replicas
+    if sync.groups or sync.overlap or sync.backup or on_its_own or is_colocated:
         return None
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
     adding = costs.seconds(2 * -(-n // sync.servers))
@@ -351,7 +354,7 @@ def _servers(costs: Costs) -> PredictedStep | None:
             of_node = Servers(costs.crowd, 1, push, costs.link, back, eager=costs.eager)
             exchange = max(exchange, of_node.step_seconds())
         return costs.step(exchange + adding, 0, kind)
-    if costs.differ:
+    if costs.differ or sync.lead_bound == 0:
         return None
     beside = costs.seconds(costs.beside(), 0)
     free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside)
@@ -380,7 +383,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
         mixing = degree + 2 if is_directed else 2 * (degree + 1)
         kind = BELOW if degree > 1 and len(distances) > 1 else EXACT
     else:
-        degree = min(sync.peers, workers - 1)
+        degree = min(1 if sync.exchange == "one_peer" else sync.peers, workers - 1)
         mixing, kind = degree + 1, EXACT
     exchange = incast(degree, costs.link, costs.bytes(n))
     if sync.has_graph and kind == EXACT:  # the message that a worker takes first arrives last

@@ -62,6 +62,18 @@ def test_every_failing_rank_shows_its_own_traceback():
     assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
 
 
+def test_ranks_draw_other_numbers_than_each_other_and_than_the_next_job():
+    def draws(_) -> tuple[float, float]:
+        import random
+
+        import numpy as np
+
+        return random.random(), np.random.rand()
+
+    found = [number for _ in range(2) for pair in dlpar.spmd(draws, workers=2) for number in pair]
+    assert len(set(found)) == 8
+
+
 def test_launches_leak_nothing():
     before = leftovers()
     dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there

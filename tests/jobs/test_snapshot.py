@@ -102,6 +102,7 @@ SYNCHRONOUS = {
     "elastic": {"averaging": {"method": "elastic", "period": 4}, "sync": PS},
     "block momentum": {"averaging": {"method": "block_momentum", "period": 4}},
     "batch norm": {"model": SMALL | {"norm": "batch"}},
+    "batch norm, ZeRO 3": {"model": SMALL | {"norm": "batch"}, "split": {"zero": 3}},
     "tensor": {"split": {"kind": "tensor", "tensor": 2}},
     "tensor, ps": {"split": {"kind": "tensor", "tensor": 4}, "sync": PS | {"servers": 4}},
     "tensor, transformer": {**TEXT, "split": {"kind": "tensor", "tensor": 2}},
@@ -314,6 +315,16 @@ def test_more_or_fewer_workers_go_on_with_the_same_global_batches(changes, worke
     assert run.curve["samples"].tolist() == whole.curve["samples"].tolist()
     apart = 0.2 if "gossip" in str(experiment.sync) else 1e-9  # whose replicas average over another graph
     assert np.allclose(run.curve["loss"], whole.curve["loss"], rtol=0, atol=apart)
+
+
+def test_an_attempt_that_never_began_has_no_number(tmp_path):
+    run, experiment = cut_off(tmp_path)
+    for number in (1, 1):
+        attempt = newest(run.path, experiment)
+        assert attempt.number == number
+        begin(run.path, attempt)  # and its job was refused
+    assert simulated(tmp_path / "cut", experiment)[0] == 0
+    assert newest(run.path, experiment).number == 2
 
 
 @pytest.mark.slow

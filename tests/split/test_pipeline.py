@@ -312,3 +312,12 @@ def test_what_cannot_be_is_refused_in_one_sentence(sentence, fields):
     with pytest.raises(BadExperiment) as error:
         Experiment(**fields)
     assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("split", [pipeline(stages=2), {"zero": 3}], ids=["pipeline", "ZeRO 3"])
+def test_slow_ranks_do_not_slow_down_each_other_s_waits(split):
+    given = {**SMALL["mlp"], "cluster": {"platform": "cpu-10gbe"}, "split": split}
+    found = trained(workers=2, **given, delays={"straggler": {0: 3.0, 1: 3.0}})
+    ends = [max(facts["t"] for facts in step) for step in zip(*found.facts)]
+    takes = np.diff(ends)
+    assert max(takes) < 1.05 * min(takes)

@@ -164,3 +164,19 @@ def test_a_graph_that_cannot_run_is_refused_in_a_sentence():
         schedule([one._replace(inputs=(From("two"),))], 2)
     with pytest.raises(ValueError, match="^comm: got 1 rank, allowed with a driver is at least 2"):
         on_ranks(partial(run, graph=[one], driver=1.0), 1)
+
+
+def test_graphs_one_after_the_other_in_a_world_are_not_taken_for_each_other():
+    def program(comm) -> list[float]:
+        sums = []
+        for k in range(6):  # each is freed before the next is made
+            parts = [Task(f"{k} {i}", partial(torch.full, (2,), i + k + 0.0), 2) for i in range(3 + k % 2)]
+            whole = Task(
+                "sum", lambda *all_parts: sum(all_parts), 2, tuple(From(part.name) for part in parts)
+            )
+            sums += [value[0].item() for name, value in run(comm, [*parts, whole]).items() if name == "sum"]
+            comm.barrier()
+        return sums
+
+    found = sorted(number for own in on_ranks(program, 2) for number in own)
+    assert found == sorted(float(sum(i + k for i in range(3 + k % 2))) for k in range(6))

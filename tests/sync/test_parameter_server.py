@@ -205,7 +205,12 @@ def test_downpour_pushes_and_fetches_every_n_steps():
     finished = run(workers=2, steps=40, sync=ps(consistency="asp", push_every=5))
     assert served(finished)["pushes"] == 2 * 40 // 5
     sent = finished.steps.groupby("rank")["bytes"].apply(lambda b: (b > 0).sum())
-    assert sent.sum() == 2 * 40 // 5 + 1  # one push in five steps of each worker, and once the first weights
+    assert sent.sum() == 2 * 40 // 5  # one push in five steps of each worker
+
+
+def test_the_first_step_sends_no_more_than_the_others():
+    sent = run(workers=2, steps=6, sync=ps(groups=2, group_period=2)).steps.groupby("rank")["bytes"].agg(list)
+    assert sent[0] == sent[1] and sent[0][0] == sent[0][2]
 
 
 # ---- backup workers ------------------------------------------------------------------
@@ -286,10 +291,20 @@ def test_an_update_with_backup_workers_takes_the_first_pushes_and_drops_the_othe
     assert (flat(found.models[0]) - weights).abs().max() < 1e-9 * weights.abs().max()
 
 
-@pytest.mark.parametrize("world", ["real", "paced", "simulated"])
-def test_backup_workers_make_all_steps_in_every_world(world):
+@pytest.mark.parametrize(
+    "world, pull",
+    [
+        ("real", "reply"),
+        ("paced", "reply"),
+        ("simulated", "reply"),
+        ("real", "separate"),
+        ("simulated", "separate"),
+    ],
+)
+def test_backup_workers_make_all_steps_in_every_world(world, pull):
     delays = {"kind": "constant", "delay_ms": 3.0, "straggler": {1: 20.0}}
-    finished = run(**{**BACKUP, "cluster": {"world": world}, "delays": delays})
+    sync = ps(backup=2, pull=pull)
+    finished = run(**{**BACKUP, "sync": sync, "cluster": {"world": world}, "delays": delays})
     steps, counted = finished.steps, finished.steps.query("staleness == 0")
     assert finished.summary["steps"] == 20 == len(finished.curve) == served(finished)["version"]
     assert (counted.groupby("step").size() == 3).all() and len(counted) == 60
