@@ -38,7 +38,8 @@ class Delays:
         self.comm, self.record, self.delays, self.seed = comm, record, experiment.delays, experiment.seed
         self.factor = self.delays.straggler.get(comm.rank, 1.0)
         self.stall, self.halfway = self.delays.stall.get(comm.rank, 0.0), experiment.steps // 2
-        self.waits = not getattr(experiment.sync, "overlap", False)
+        layers_send = experiment.replicas < experiment.workers or getattr(experiment.split, "zero", 0) == 3
+        self.waits = layers_send and not getattr(experiment.sync, "overlap", False)
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
 
     def change(self, factor: float | None = None, stall: float = 0.0) -> None:
@@ -59,16 +60,16 @@ class Delays:
     def clock(self) -> float:
         """Return the seconds so far, without those that layers have waited for other ranks: nothing delays these.
 
-        With overlap, waits are those of messages beside the computation, which is delayed as a whole.
+        Other threads may wait meanwhile, for messages beside the computation. These waits do not count here.
         """
-        return self.comm.now() - self.comm.traffic.waited * self.waits
+        return self.comm.now() - (self.comm.traffic.waited if self.waits and not self.none else 0.0)
 
     def after(self, step: int, began: float, done: int) -> None:
         """Delay the worker after `done` global steps. Its `clock` was `began` when it began to compute `step`."""
         if self.none:
             return
         self.comm.world.settle()
-        computed = self.clock() - began
+        computed = max(0.0, self.clock() - began)
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):
             self.comm.world.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)

@@ -71,8 +71,7 @@ class Replica:
     def __init__(
         self, model: nn.Module, comm: Comm | None = None, agree: Callable[[Any], Any] = lambda own: own
     ) -> None:
-        self.agree = agree
-        self.model, self.last = model, True
+        self.agree, self.model, self.last = agree, model, True
         self.loss: Any = 0.0
         self.samples: float = 0
         empty, self.inside = (comm.empty, comm.world.inside) if comm else (torch.empty, lambda call: call())
