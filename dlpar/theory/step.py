@@ -100,11 +100,10 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     PredictedStep or None
         None without a platform, or without a closed form.  There is no closed form for your own schemes,
         pairwise averages, compression, factors, synchronised norms, uneven shards, ZeRO, or a model on several
-        ranks.  There is none if
-        times vary from step to step. There is none for nodes of several ranks (except with a ring or
-        servers), or for asynchronous workers of unequal speed. There is none for workers with unequal numbers
-        of neighbours, groups of workers, separate pulls or fetches, copies of servers, a bound of 0, pushes
-        during the backward pass, backup workers, or servers on the nodes of workers.
+        ranks.  There is none if times vary from step to step. There is none for nodes of several ranks (except
+        with a ring or servers), or for asynchronous workers of unequal speed. There is none for workers with
+        unequal numbers of neighbours, groups of workers, separate pulls or fetches, copies of servers, a bound
+        of 0, pushes during the backward pass, backup workers, or servers on the nodes of workers.
 
     Examples
     --------

@@ -85,3 +85,40 @@ def test_it_runs_on_real_processes():
 def test_too_few_ranks_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="^comm: got 3 ranks, allowed with 2 shards is at least 4$"):
         on_ranks(partial(sandblaster, problem=LeastSquares(), shards=2, iterations=1, portions=1), 3)
+
+
+class Waves:
+    """A problem that is not convex, whose steps often fail the condition of curvature."""
+
+    start = torch.linspace(0.3, 2.9, 6, dtype=torch.float64)
+
+    def loss(self, w: torch.Tensor) -> torch.Tensor:
+        return (torch.sin(2 * w) + 0.05 * w * w).sum() + 0.3 * torch.cos(w[:-1] * w[1:]).sum()
+
+    def portion(self, number: int, of: int, weights: torch.Tensor) -> tuple[float, torch.Tensor]:
+        weights = weights.clone().requires_grad_()
+        loss = self.loss(weights) / of
+        return loss.item(), torch.autograd.grad(loss, weights)[0]
+
+    def cost(self, of: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("history", [3, 4, 10])
+def test_pairs_that_are_left_out_overwrite_none_in_use(history):
+    problem, weights = Waves(), Waves.start.clone().requires_grad_()
+    limits = {"max_iter": 14, "max_eval": 10**6, "history_size": history}
+    rule = torch.optim.LBFGS([weights], lr=0.3, tolerance_grad=0, tolerance_change=0, **limits)
+
+    def closure() -> torch.Tensor:
+        rule.zero_grad()
+        loss = problem.loss(weights)
+        loss.backward()
+        return loss
+
+    rule.step(closure)
+    program = partial(
+        sandblaster, problem=problem, shards=2, iterations=14, portions=4, lr=0.3, history=history
+    )
+    found = of_shards(on_ranks(program, 4), 2)
+    assert torch.allclose(found, weights.detach(), rtol=0, atol=1e-8)

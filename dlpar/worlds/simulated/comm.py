@@ -93,7 +93,7 @@ class SimulatedComm(LogicalComm):
         simulator = self.simulator = world.simulator
         self.activity, self.pace, self.eager = activity, world.pace, world.eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
-        self.sizes, self.least, self.charged = not self.computes, network.least, network.charged
+        self.sizes, self.charged = not self.computes, network.charged
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
             group.boxes += [self.mailbox(simulator, each) for each in group.members]
@@ -197,7 +197,8 @@ class SimulatedComm(LogicalComm):
         arrives = begins + mine.latency
         busy = nbytes * mine.per_byte
         message.left = mine.free = begins + busy
-        if not into.pending and arrives <= now + self.least:  # no message's head can arrive before
+        # No head can arrive there before: all of this port's messages have one latency, and begin from now on.
+        if begins == now and not into.pending:
             if arrives < into.free:
                 arrives = into.free
             into.free = message.done = arrives + busy

@@ -61,8 +61,6 @@ class Network:
     ----------
     inside, between : list of Route
         Routes of each rank, to ranks of its own node and to others.
-    least : float
-        The shortest time from one port to another, within which no new message can arrive.
     charged : bool
         Whether messages take processor time.
     one_port : list of bool
@@ -82,6 +80,5 @@ class Network:
             self.inside.append(Route(near, scale))
         on = Counter(self.nodes)
         links = [far] * (len(on) > 1) + [near] * (max(on.values()) > 1)
-        self.least = min((link.latency - 2 * link.overhead for link in links), default=0.0)
         self.charged = any(link.overhead for link in links)
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from simulations import KB, LINK, MS, cluster, ends, run
@@ -135,12 +137,17 @@ def test_a_send_that_waits_ends_when_its_message_has_left_if_the_receiver_was_th
 
 
 def test_who_waits_to_send_goes_on_once_it_can_know_and_no_clock_runs_backwards():
-    """On a slow link a head takes 50 ms to the receive that waits for it; meanwhile others have moved on."""
+    """On a slow link a head takes 50 ms to the receive that waits for it; meanwhile others have moved on.
 
-    def met_late(comm):
+    A sender whose port is free knows at once when its bytes will have left, as where every rank has a node.
+    """
+
+    def met_late(comm, behind):
         request = comm.irecv(comm.empty(300), 0) if comm.rank == 2 else None
         if comm.rank == 0:
-            comm.send(comm.empty(300), 2)  # above the limit; it has left after 1.2 ms
+            for _ in range(behind):
+                comm.isend(comm.empty(250), 3)  # keeps the port for 1 ms
+            comm.send(comm.empty(300), 2)  # above the limit; it leaves in 1.2 ms
         else:
             comm.world.pause(10 * MS)
         before = comm.now()
@@ -148,12 +155,29 @@ def test_who_waits_to_send_goes_on_once_it_can_know_and_no_clock_runs_backwards(
         return [before, comm.now(), request.wait() and comm.now() if request else 0.0]
 
     platform = cluster(devices=2, inside=Link(1e-6, 1e8), between=Link(50 * MS, 1e6), eager=1000)
-    assert times(met_late, [0, 0, 1, 1], platform) == [
-        [50.0, 50.0, 0.0],
-        [10.0, 50.0, 0.0],
-        [10.0, 50.0, 51.2],
-        [10.0, 50.0, 0.0],
+    assert times(partial(met_late, behind=1), [0, 0, 1, 1], platform) == [
+        [51.0, 51.0, 0.0],
+        [10.0, 51.0, 0.0],
+        [10.0, 51.0, 52.2],
+        [10.0, 51.0, 0.0],
     ]
+    assert times(partial(met_late, behind=0), [0, 0, 1, 1], platform)[0] == [1.2, 10.0, 0.0]
+
+
+def test_of_several_ranks_on_a_node_blocking_sends_take_no_longer_than_of_one():
+    def sends(comm):
+        for _ in range(8):
+            if comm.rank == 0:
+                comm.send(comm.empty(300), comm.size - 1)
+            elif comm.rank == comm.size - 1:
+                comm.recv(comm.empty(300), 0)
+        return [comm.now()]
+
+    alone, shared = (
+        times(sends, nodes, cluster(devices=2, inside=Link(1e-6, 1e8), between=Link(5 * MS, 1e6), eager=1000))
+        for nodes in ([0, 1], [0, 0, 1, 1])
+    )
+    assert (shared[0], shared[-1]) == (alone[0], alone[-1])
 
 
 def test_a_message_on_its_way_is_not_overtaken_by_one_whose_head_arrives_later():
