@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import sqlite3
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
-from jupyterhub.utils import fmt_ip_url, random_port, wait_for_http_server
+from jupyterhub.utils import fmt_ip_url, wait_for_http_server
 
 from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.course.release import is_master, release
@@ -304,6 +305,14 @@ class OwnAccount(InLine, LocalProcessSpawner):
         return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
 
 
+def free_port() -> int:
+    """Return a free port below those that the system gives to connections: none takes it before it is used."""
+    while True:
+        with socket.socket() as end, suppress(OSError):
+            end.bind(("127.0.0.1", secrets.choice(range(10_000, 32_000))))
+            return end.getsockname()[1]
+
+
 def configure(c: Any, settings: Settings) -> None:
     """Fill JupyterHub's configuration `c`."""
     # JupyterHub ends services with SIGINT, which background commands of a shell ignore.
@@ -322,11 +331,11 @@ def configure(c: Any, settings: Settings) -> None:
     c.JupyterHub.bind_url = f"{scheme}://{address}:{settings.port}"
     c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate or "", settings.key or ""
     # All other ports are on loopback and guarded by tokens.
-    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{random_port()}"
-    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{random_port()}"
+    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{free_port()}"
+    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{free_port()}"
     c.ConfigurableHTTPProxy.command = [*TIED, *proxy_command()]
     reached = "127.0.0.1" if ipaddress.ip_address(settings.address).is_unspecified else address
-    proxy, page = f"{scheme}://{reached}:{settings.port}", f"http://127.0.0.1:{random_port()}"
+    proxy, page = f"{scheme}://{reached}:{settings.port}", f"http://127.0.0.1:{free_port()}"
     account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}

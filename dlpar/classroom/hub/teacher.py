@@ -206,9 +206,8 @@ class Page(HubOAuthenticated, RequestHandler):
     @authenticated
     def get(self) -> None:
         """Show the page. Its script requests the rest."""
-        self.set_header(
-            "Content-Security-Policy", "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
-        )
+        policy = "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+        self.set_header("Content-Security-Policy", policy)
         self.render("teacher.html", hub=f"{self.hub_auth.hub_prefix}admin", xsrf=self.xsrf_token)
 
 

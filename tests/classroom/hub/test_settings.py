@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlpar.classroom.hub.classroom import BadSettings, Settings, passwords
+from dlpar.classroom.hub.classroom import BadSettings, Settings, free_port, passwords
 from dlpar.cli import main
 
 
@@ -101,6 +101,13 @@ def test_students_and_teachers_get_a_random_password_each_and_keep_it_privately(
     assert passwords(folder) == (students, teachers) != passwords(tmp_path / "another")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()] == [0o600]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's range")
+def test_ports_of_the_hub_are_none_that_a_connection_gets_meanwhile() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [free_port() for _ in range(50)]
+    assert max(ports) < lowest and len(set(ports)) > 40
 
 
 def test_what_runs_in_a_hub_loads_neither_torch_nor_numpy() -> None:
