@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,9 +15,10 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from dlpar.classroom.hub.classroom import free_port
 
 ADMIN = """
 c = get_config()
@@ -45,15 +45,6 @@ def no_proxy() -> str:
     return ""
 
 
-def _free_port() -> int:
-    """Choose a port that nobody has, from those that the kernel gives to nobody meanwhile."""
-    while True:
-        port = 15_000 + secrets.randbelow(15_000)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-
-
 class Hub:
     """``dlpar hub`` with an administrator's token.
 
@@ -71,7 +62,7 @@ class Hub:
         self, folder: Path, *flags: str, within: Callable[..., list[str]] = lambda *words: [*words]
     ) -> None:
         self.folder, self.log, self.token = folder, folder / "hub.log", secrets.token_hex(16)
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         given = next((flag for flag in flags if flag.startswith("--teachers=")), "--teachers=teacher")
         self.teachers = given.partition("=")[2].split(",")
         (folder / "more.py").write_text(ADMIN % self.token)
