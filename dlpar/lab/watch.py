@@ -55,7 +55,7 @@ class Listener(Protocol):
 
 
 class Reader(Thread):
-    """Thread that reads a run for a listener.
+    """Thread that reads a run for a listener. Subclasses read it in ``_follow``.
 
     The thread keeps only a weak reference to the listener, never prints, and never outlives the kernel.
     """
@@ -73,13 +73,9 @@ class Reader(Thread):
         try:
             self._follow()
         except Exception as error:  # the panel must not suggest that the job still runs
-            listener = self._listener()
-            if listener and not self._cancelled.is_set():
+            if (listener := self._listener()) and not self._cancelled.is_set():
                 why = f"{type(error).__name__}: {error}"
                 listener.ended("unwatched", f"the panel stopped following the run: {why}")
-
-    def _follow(self) -> None:
-        raise NotImplementedError
 
 
 class Watch(Reader):

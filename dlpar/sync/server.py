@@ -121,8 +121,10 @@ class Server:
         """Handle a client's message."""
         wait_all(self.under_way)
         self.inbox = inbox
-        take = self._push if kind == Kind.PUSH else self._let_go if kind == Kind.PULL else self._leave
-        take(client)
+        if kind != Kind.PULL:
+            (self._push if kind == Kind.PUSH else self._leave)(client)
+        # A client that has left gets no answer, and one that pulls gets it when it asks.
+        self._let_go(*([client] if kind == (Kind.PULL if self.separate else Kind.PUSH) else []))
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
@@ -134,7 +136,6 @@ class Server:
         if self.gathered == self.rule.gather or self.pushes == self.total:
             self.advance()
             self.gathered = 0
-        self._let_go(*([] if self.separate else [client]))
 
     def advance(self) -> None:
         """Make an update that can be undone, and count it."""
@@ -158,8 +159,7 @@ class Server:
 
     def _leave(self, client: int) -> None:
         self.left.append(client)
-        self.clock.leave(client)
-        self._let_go()  # no client waits for a client that has stopped pushing
+        self.clock.leave(client)  # no client waits for a client that has stopped pushing
 
     def _let_go(self, *come: int) -> None:
         """Answer waiting and new clients that may continue."""
@@ -280,8 +280,8 @@ class WithBackup(Server):
 
     Its rule sets how many pushes it accepts. The server drops later pushes.
 
-    A client whose push is dropped gets the newest weights as soon as it asks for them.  The others wait for the
-    update of their step.
+    A client whose push is dropped gets the newest weights at once, or when it asks for them.  The others wait
+    for the update of their step.
     """
 
     def _push(self, client: int) -> None:
@@ -289,7 +289,6 @@ class WithBackup(Server):
             return super()._push(client)
         self.staleness[client] = self.version - self.read[client]
         self.pushes += 1
-        self._let_go(*([] if self.separate else [client]))
 
     def state(self) -> tuple[int, bool]:
         return self.version, self.goes_on()

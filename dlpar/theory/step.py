@@ -178,9 +178,7 @@ class Costs:
         self.link = self.between if len(on_node) > 1 else self.inside
         self.is_crowded = 1 < len(on_node) < len(self.nodes)
         self.crowd = max(on_node.values()) if self.is_crowded and self.platform.nic == "shared" else 1
-        self.training = [
-            self.seconds(self.model.flops * experiment.local_batch(worker), worker) for worker in workers
-        ]
+        self.training = [self.seconds(self.model.flops * experiment.local_batch(w), w) for w in workers]
         added = delays.delay_ms / 1000 if delays.kind != "none" else 0.0
         self.work = [
             self.overhead(worker) + delays.straggler.get(worker, 1.0) * (self.training[worker] + added)

@@ -275,6 +275,7 @@ class InLine:
     async def start(self) -> tuple[str, int]:
         """Start the server and return its address."""
         async with TURNS:
+            self.port = free_port()
             address, port = await super().start()
             with suppress(TimeoutError):  # JupyterHub asks once more, and tells the student
                 await wait_for_http_server(f"http://{address}:{port}{self.server.base_url}", timeout=START)
@@ -368,8 +369,7 @@ def give_out_slots(c: Any, settings: Settings) -> str:
     usual = USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"
     path = Path(named or usual)
     if not is_kept(path):
-        command = [*TIED, *PYTHON, "dlpar.cli", "slots"]
-        command += [f"--socket={path}", f"--ranks={settings.slots}"]
+        command = [*TIED, *PYTHON, "dlpar.cli", "slots", f"--socket={path}", f"--ranks={settings.slots}"]
         if settings.accounts == SYSTEM:  # nobody: the account of the teacher's page
             command.append(f"--teachers={','.join(['nobody', *settings.teachers])}")
         c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
