@@ -246,9 +246,7 @@ def _frames(stacks: str) -> list[tuple[str, str, str]]:
     the main thread's.
     """
     found = [(thread, _FRAME.findall(frames)) for thread, frames in _THREAD.findall(stacks)]
-    if not found:
-        return []
-    *others, (main, last) = found
+    *others, (main, last) = found or [("", [])]
     latest = takewhile(lambda stack: stack[0] != main, reversed(others))  # after an earlier answer
     inside = [frames for _, frames in latest if frames and "/torch/autograd/" in frames[-1][0]]
     return [frame for frames in [*reversed(inside), last] for frame in frames]

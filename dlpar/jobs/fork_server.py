@@ -121,16 +121,11 @@ def _start(path: Path, fingerprint: str, idle: float) -> None:
     # One thread in every library, because the server must not have a thread pool when it forks.
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     found = os.pathsep.join([str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, **one_thread, "PYTHONPATH": found}
+    command = [sys.executable, "-m", "dlpar.jobs.fork_server", str(path), fingerprint, str(idle)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     with open(path.with_suffix(".log"), "wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "dlpar.jobs.fork_server", str(path), fingerprint, str(idle)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, **one_thread, "PYTHONPATH": found},
-            cwd="/",
-            start_new_session=True,
-        )
+        server = subprocess.Popen(command, **pipes, stderr=log, env=env, cwd="/", start_new_session=True)
     started.append(server)
     said, _, _ = select.select([server.stdout], [], [], START)
     server.stdout.close() if said else server.kill()

@@ -87,8 +87,7 @@ class RankFile:
     def flush(self) -> None:
         """Write the buffered records."""
         # A missing number and a NaN are null.
-        null = lambda thing: None
-        lines = b"".join([orjson.dumps(r, null, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
+        lines = b"".join([orjson.dumps(r, lambda _: None, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
         self._pending.clear()
         self._written = time.monotonic()
         if lines and (written := os.write(self._file, lines)) < len(lines):

@@ -70,14 +70,16 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
 class Standing(NamedTuple):
     """Progress of a rank when it learns of a death.
 
-    It holds the rank's first number, crew and steps, and whether the rank was working, not restarting.
+    It holds the rank's first number, crew and steps, whether the rank was working, not restarting, and a server's
+    counts of each client's pushes.
     """
 
     rank: int
     crew: Crew
-    own: int = -1
-    done: int = -1
-    works: bool = False
+    own: int
+    done: int
+    works: bool
+    taken: dict[int, int]
 
 
 def regroup(
@@ -91,7 +93,8 @@ def regroup(
     if works:
         state = State.of(keeper.parts, *keeper.standing())
     own, done = (state.own, state.done) if state else (-1, -1)
-    standings = comm.broadcast(comm.gather(Standing(rank, crew, own, done, works)))
+    taken = getattr(keeper.parts.get("bucket 0"), "taken", {}) if works else {}
+    standings = comm.broadcast(comm.gather(Standing(rank, crew, own, done, works, taken)))
     crew = max((each.crew for each in standings), key=lambda crew: crew.generation)
     left = [each.rank for each in standings]
     new = reseated(crew, left)
@@ -133,7 +136,11 @@ def regroup(
     if state is None and seat < e.workers:
         state = State({}, {}, done, done)
     if state is not None:
-        state.own = state.own if e.sync.runs_free and state.own >= 0 else done
+        counts = [each.taken.get(crew.seats.index(rank), 0) for each in standings if each.taken]
+        if works and counts and e.sync.runs_free and rank not in servers:
+            # The interrupted step is done if the servers have counted its push.
+            state.own += min(counts) > keeper.parts["sync"].pushed(state.own)
+        state.own = state.own if e.sync.runs_free and state.own >= 0 else max(state.own, done)
         state.done = done
     return comm, new, state if seat < e.members else None
 
@@ -142,11 +149,10 @@ def tell(
     record: Recorder, keeper: Keeper | None, before: Crew, crew: Crew, state: State | None, noticed: float
 ) -> None:
     """Record the dead ranks, the step where the others continue, and this worker's interrupted step."""
-    has_stopped = keeper and keeper.is_whole and state and state.done == keeper.done + 1
-    part = keeper.parts.get("part") if has_stopped else None
-    if part and (keeper.parts["sync"].begun or crew.experiment.sync.sends_gradients):
+    parts = keeper.parts if keeper and keeper.is_whole and state and state.own == keeper.own + 1 else {}
+    if "part" in parts and (parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.
-        facts = {**keeper.parts["sync"].facts(), **record.traffic.take()}
+        part, facts = parts["part"], {**parts["sync"].facts(), **record.traffic.take()}
         record.step(keeper.own, loss=part.loss, samples=part.samples, t=noticed, **facts)
     record.interrupted(noticed)
     step, seconds = state.done if state else 0, record.now() - noticed

@@ -106,7 +106,8 @@ class Talk(Connection):
         try:
             self.connect(str(path))
             self.settimeout(5.0)
-            self.say(question)
+            with suppress(BrokenPipeError):  # the keeper has refused it at once, and :meth:`hear` says why
+                self.say(question)
         except OSError as error:
             self.close()
             why = error.strerror
@@ -291,6 +292,8 @@ class Keeper:
             return time.sleep(LOOK)
         others = sum(other.user == asker.user for other in self.askers)
         if others >= MOST_EACH and asker.user != os.getuid():
+            got = f"job slots: got {MOST_EACH + 1} jobs of a user, allowed at the same time is {MOST_EACH}"
+            self._say(asker, {"refused": got})
             return asker.close()
         self.askers.append(asker)
         self.selector.register(asker, selectors.EVENT_READ)

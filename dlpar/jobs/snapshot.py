@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,23 +85,20 @@ def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor], device: torch.dev
                 setattr(thing, attribute, after)
     elif kind == "list":
         before = list(thing) if isinstance(thing, (list, tuple)) else []
-        before += [None] * (len(held) - len(before))
-        after = [put(value, each, tensors, device) for value, each in zip(held, before)]
-        return thing if _same(after, thing) else after
+        after = [put(value, each, tensors, device) for value, each in zip_longest(held, before[: len(held)])]
+        return thing if thing is not None and _same(after, before) else after
     else:
         before = thing if isinstance(thing, Mapping) else {}
         keyed = [(tuple(key) if isinstance(key, list) else key, value) for key, value in held]
         after = {key: put(value, before.get(key), tensors, device) for key, value in keyed}
-        return thing if _same(after.values(), before.values()) and list(after) == list(before) else after
+        same = list(after) == list(before) and _same([*after.values()], [*before.values()])
+        return thing if same else after
     return thing
 
 
-def _same(after: Any, before: Any) -> bool:
-    """Return whether two collections hold identical objects."""
-    try:
-        return len(after) == len(before) and all(a is b for a, b in zip(after, before))
-    except TypeError:
-        return False
+def _same(after: list[Any], before: list[Any]) -> bool:
+    """Return whether two lists hold identical objects."""
+    return len(after) == len(before) and all(a is b for a, b in zip(after, before))
 
 
 class State:
@@ -263,6 +261,8 @@ class Attempt(NamedTuple):
             state = recut([read(old) for old in range(self.held)], self.workers, rank)
         else:
             state = read(0 if experiment.sync.sends_gradients else rank % self.held)
+            if experiment.sync.server_ranks:
+                del state.tree["sync"]  # what one worker has not pushed belongs to no other
         state.done = self.step  # workers that run free may have done more
         return state
 

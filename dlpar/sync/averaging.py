@@ -109,13 +109,11 @@ class Averaging(Scheme):
 
         With `elastic`, continue from this worker's own weights, pulled towards the old centre.
         """
-        weights = self.replica.weights
         if self.elastic:
             self.own.lerp_(self.agreed, self.pull)
-            self.agreed.copy_(weights)
-            weights.copy_(self.own)
-        else:
-            self.agreed.copy_(weights)
+        self.agreed.copy_(self.replica.weights)
+        if self.elastic:
+            self.replica.weights.copy_(self.own)
 
     def done(self, own: int) -> int:
         return self.inner.done(own // self.period) * self.period

@@ -35,11 +35,11 @@ class ParameterServer(Scheme):
     pass has ended.  The replica takes all answers together after its backward pass.
     """
 
-    kept = ("client",)
+    kept = ("client", "accrued")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.experiment, self.comm, self.replica, sync = experiment, comm, replica, experiment.sync
-        self.every, self.fetch = sync.push_every, sync.steps_a_fetch
+        self.every, self.fetch = sync.push_every, sync.steps_a_fetch // sync.push_every
         self.overlap, self.backup, self.separate = sync.overlap, experiment.backup, asks(experiment)
         self.under_way: list[Request] = []
         layers = factored(replica.model, experiment, 2 * sync.servers) if sync.factors else []
@@ -62,7 +62,7 @@ class ParameterServer(Scheme):
         ranks = roots if (leaf := leaf_of(experiment, comm.rank)) is None else [leaf]
         client = lambda comm, weights: Client(comm, ranks, weights, experiment, lengths)
         self.client: Client = self._run(client)
-        self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
+        self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else None
 
     def _run(self, collective: Collective) -> Any:
         """Run a call on the communicator that carries the pushes, and return its result."""
@@ -79,40 +79,50 @@ class ParameterServer(Scheme):
         if self.separate and self.fetches:
             self.client.ask(bucket)
 
-    def _push_all(self, comm: Comm, _: Tensor) -> None:
-        for number, bucket in enumerate(self.replica.buckets if self.every == 1 else [self.accrued]):
+    def _push_all(self, buckets: list[Tensor], comm: Comm, _: Tensor) -> None:
+        for number, bucket in enumerate(buckets):
             self._push(number, comm, bucket)
 
     def resume(self, own: int, done: int) -> None:
         self._run(lambda comm, weights: self.client.rejoin())
         self.first = self.client.version if self.backup else own
+        if self.accrued is not None and own % self.every == 0:  # a death interrupted a push that was counted
+            self.accrued.zero_()
 
     def steps(self) -> Iterator[int]:
         step = self.first
         while self.replica.agree(self.client.going_on):
-            for _ in range(self.fetch):
-                self.due, self.fetches = ((step + 1) % every == 0 for every in (self.every, self.fetch))
+            pushes = 0
+            while pushes < self.fetch:
+                self.due = (step + 1) % self.every == 0
+                pushes += self.due
+                self.fetches = pushes == self.fetch
                 yield step
                 # A worker whose push was dropped continues with the current step of the others.
                 step = self.client.version if self.backup else step + 1
         self._run(lambda comm, weights: self.client.leave())
 
     def combine(self) -> None:
-        if self.every > 1:
-            self.accrued += self.replica.gradient
+        # The sum is a new tensor, so that a death during a push leaves the steps before it as they were.
+        buckets = self.replica.buckets if self.accrued is None else [self.accrued + self.replica.gradient]
         if not self.due:
+            (self.accrued,) = buckets
             return
         if not self.under_way:  # otherwise the backward pass started all buckets
-            self._run(self._push_all)
+            self._run(partial(self._push_all, buckets))
         wait_all(self.under_way)
         if self.fetches:
             self._run(lambda comm, weights: self.client.receive())
-        if self.every > 1:
+        if self.accrued is not None:
             self.accrued.zero_()
 
     def update(self) -> None:
         if not self.fetches:  # Downpour continues with its own weights until it fetches the servers'
             self.replica.weights.add_(self.replica.gradient, alpha=-self.experiment.lr)
+
+    def pushed(self, own: int) -> int:
+        """Return the number of pushes, since this program began, in this worker's first `own` steps."""
+        return own // self.every - self.first // self.every
 
     def done(self, own: int) -> int:
         return self.replica.agree(self.client.done) if self.experiment.sync.runs_free else self.client.done

@@ -31,7 +31,8 @@ class Ring(Scheme):
     """Scheme in which every rank is a worker, and all wait for the slowest in each step."""
 
     kept: tuple[str, ...] = ("optimizer", "collective", "speed")
-    _speed: Speed | None = None
+    speed: Sequence[float] = ()
+    """Measured speed of the ranks. A resumed run keeps it, so that its algorithms and rounding stay the same."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -78,25 +79,13 @@ class Ring(Scheme):
     def _quickest(self) -> Collective:
         """Measure the ranks' speed with a chunk of the longest bucket. Then choose the algorithms."""
         comm, buckets = self.comm, self.replica.buckets
-        self._speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
-        names = [quickest(comm.size, bucket.nbytes, self._speed) for bucket in buckets]
+        self.speed = speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
+        names = [quickest(comm.size, bucket.nbytes, speed) for bucket in buckets]
         self.chosen = {**self.chosen, "allreduce": names}
         if comm.rank == 0:
             chosen = ", ".join(f"{name} for {n} of {len(names)}" for name, n in Counter(names).items())
             print(f"allreduce auto: {chosen} buckets", flush=True)
-        return partial(quickest_allreduce, speed=self._speed)
-
-    @property
-    def speed(self) -> list[float] | None:
-        """Return the measured speed.
-
-        A resumed run keeps the speed, so that its algorithms and rounding stay the same.
-        """
-        return self._speed and list(self._speed)
-
-    @speed.setter
-    def speed(self, speed: list[float]) -> None:
-        self.collective = partial(quickest_allreduce, speed=Speed(*speed))
+        return lambda comm, bucket: quickest_allreduce(comm, bucket, Speed(*self.speed))
 
 
 class ShardedOptimizer(Ring):

@@ -70,6 +70,7 @@ class Server:
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
+        self.taken = dict.fromkeys(clients, 0)  # pushes of each client since this program began
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
         # Sends of the last answer. The next message may arrive meanwhile, but the answer is not changed
@@ -128,6 +129,7 @@ class Server:
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
+        self.taken[client] += 1
         weight = 1 / max(1, age) if self.aware else 1.0
         self.comm.compute(lambda: self._add(client, weight), cost=2 * len(self.sum))
         self.pushes += 1
@@ -198,7 +200,7 @@ class Server:
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
         """Return the header of an answer: version of weights, staleness of the push, lead, and global steps."""
-        done = self.pushes * self.experiment.steps // self.total
+        done = (self.pushes - self.gathered) * self.experiment.steps // self.total
         return self.version, self.staleness[client], lead, done
 
     def finish(self) -> None:

@@ -112,6 +112,27 @@ def test_other_schemes_go_on_with_all_steps(changes, on_death):
     assert bound is None or run.summary["lead"]["max"] <= bound
 
 
+PUSHING = {
+    "ssp": {"consistency": "ssp"},
+    "asp": {"consistency": "asp"},
+    "every fourth step": {"push_every": 4},
+    "Downpour": {"push_every": 4, "consistency": "asp"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["real", "simulated"])
+@pytest.mark.parametrize("sync", PUSHING.values(), ids=PUSHING)
+def test_no_step_is_recorded_twice_or_lost_when_a_death_interrupts_pushes(sync, world):
+    run = dlpar.launch(dying({2: 0.5}, sync=PS | sync, cluster={"world": world})).wait(90)
+    steps = [(rank, record["step"]) for rank, record in run._of_kind("step")]
+    assert deaths(run) == {(2, 3)} and len(set(steps)) == len(steps)
+    own = {rank: sorted(step for each, step in steps if each == rank) for rank in range(4)}
+    assert all(of == list(range(len(of))) for of in own.values())
+    # What a worker of Downpour has not pushed is lost with it.
+    assert run.summary["steps"] == STEPS or sync == PUSHING["Downpour"]
+
+
 ON_PAPER = SYNCHRONOUS | {name: ({1: 0.5}, changes) for name, changes in FREE.items()}
 TRIED = [
     "ring, overlap",
