@@ -232,7 +232,7 @@ class PacedComm(LogicalComm):
 
     def _advance(self, seconds: float, prompt: bool = False) -> None:
         """Compute for this time. Simultaneous communication may extend it."""
-        if self._beside is not None and self.pace.overlap < 1:
+        if self.world.beside and self.pace.overlap < 1:
             self.line.ask("slowed", self.handle, seconds)
         else:
             self.line.advance(self.line.clock + seconds, prompt)

@@ -233,7 +233,7 @@ class SimulatedComm(LogicalComm):
                 self.slowed(share * seconds - done)
                 done = share * seconds
                 call()
-            if self._side is not None and pace.overlap < 1:
+            if pace.overlap < 1:
                 self.slowed(seconds - done)
             else:
                 self.simulator.advance(activity, activity.clock + (seconds - done))
@@ -241,12 +241,12 @@ class SimulatedComm(LogicalComm):
 
     def slowed(self, seconds: float) -> None:
         """Compute for this time. Simultaneous communication may extend it."""
-        activity, side, overlap = self.activity, self._side, self.pace.overlap
+        activity = self.activity
         while seconds > 0:
-            busy = side.busy() if side else 0.0
+            before = activity.communicated
             self.simulator.advance(activity, activity.clock + seconds)
-            # The missing share was lost while the other activity communicated.
-            lost = (1 - overlap) * (side.busy() - busy) if side and overlap < 1 else 0.0
+            # The missing share was lost while the rank's other activities communicated.
+            lost = (1 - self.pace.overlap) * (activity.communicated - before)
             seconds = lost if lost > 1e-12 else 0.0
 
     # ---- buffers ---------------------------------------------------------------------------
@@ -405,10 +405,7 @@ class Side:
         self.activity = Activity(comm.activity.rank, comm.activity.clock)
         self.activity.lost = comm.activity.lost
         self.comm = type(comm)(comm.world, comm.group.beside, comm.rank, self.activity)
-        self.queue: deque[_Started] = deque()
-        self.open = True
-        # Seconds of collectives that have ended, and the time at which the current one began.
-        self._busy, self._since = 0.0, None
+        self.queue, self.open = deque[_Started](), True
         self.simulator.add(self.activity, self._run)
 
     def start(self, collective: Collective, bucket: Any) -> _Started:
@@ -423,21 +420,20 @@ class Side:
         self.open = False
         self._rouse()
 
-    def busy(self) -> float:
-        """Return the time of communication so far, in seconds."""
-        return self._busy if self._since is None else self._busy + self.computing.clock - self._since
-
     def _rouse(self) -> None:
         if self.activity.idle:
             self.activity.idle = False
             self.simulator.wake(self.activity, self.computing.clock)
 
     def _run(self) -> None:
+        computing = self.computing
         while True:
             while self.queue:
-                self._since = self.activity.clock
+                computing.since = computing.since if computing.beside else self.activity.clock
+                computing.beside += 1
                 self.queue.popleft().run(self.comm)
-                self._busy, self._since = self._busy + self.activity.clock - self._since, None
+                computing.beside -= 1
+                computing.busy += 0.0 if computing.beside else self.activity.clock - computing.since
             if not self.open:
                 return
             self.activity.idle = True

@@ -59,13 +59,21 @@ class Activity:
         Whether it has ended.
     lost : bool
         Whether it was told of a death, so that it waits for nobody until it joins the survivors.
+    beside : int
+        Number of collectives under way during its computation.
+    busy, since : float
+        Seconds in which it had such collectives, and the time since which it has some.
     """
-
-    __slots__ = ("clock", "done", "due", "idle", "lost", "rank", "task", "waits_for")
 
     def __init__(self, rank: int, clock: float = 0.0) -> None:
         self.rank, self.clock, self.due = rank, clock, inf
         self.waits_for, self.idle, self.done, self.lost = None, False, False, False
+        self.beside, self.busy, self.since = 0, 0.0, clock
+
+    @property
+    def communicated(self) -> float:
+        """Return the seconds so far in which its rank also communicated."""
+        return self.busy + self.clock - self.since if self.beside else self.busy
 
     @property
     def gives_up(self) -> bool:

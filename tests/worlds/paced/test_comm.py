@@ -41,7 +41,11 @@ def same(field, one, other):
     """Whether a figure of every step of every worker is the same in two runs, within 1e-9 of it."""
     assert one.keys() == other.keys()
     for worker, records in one.items():
-        assert [r[field] for r in records] == pytest.approx([r[field] for r in other[worker]], rel=1e-9)
+        assert [r[field] for r in records] == pytest.approx(
+            [r[field] for r in other[worker]],
+            rel=1e-9,
+            nan_ok=True,  # one rank of a split model records the loss
+        )
 
 
 @pytest.mark.parametrize(
@@ -101,10 +105,15 @@ def test_unsteady_times_and_stragglers_are_those_of_the_platform(tmp_path):
 def test_computing_beside_communication_slows_down_as_on_the_platform(tmp_path):
     file = tmp_path / "slow.json"
     file.write_text(json.dumps({"extends": "p100-25gbe", "overlap": 0.3}))
-    for workers, sync in (4, OVERLAPPED), (2, {**OVERLAPPED, "scheme": "ps"}):
-        (_, theirs), (_, ours) = (
-            trained(world, workers=workers, sync=sync, cluster={"platform": str(file)}) for world in WORLDS
-        )
+    asynchronous = {"kind": "tensor", "tensor": 2, "async_allreduce": True}
+    for workers, sync, split in (
+        (4, OVERLAPPED, "data"),
+        (2, {**OVERLAPPED, "scheme": "ps"}, "data"),
+        (4, OVERLAPPED, asynchronous),  # two groups communicate
+    ):
+        cluster = {"platform": str(file), "stand_in_for": "resnet50" if split == "data" else None}
+        changes = {"workers": workers, "sync": sync, "split": split, "batch": 64, "cluster": cluster}
+        (_, theirs), (_, ours) = (trained(world, **changes) for world in WORLDS)
         for field in ("t", "loss", "compute", "comm", "wait"):
             same(field, ours, theirs)
 

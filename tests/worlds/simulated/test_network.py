@@ -255,6 +255,29 @@ def test_a_started_collective_hides_behind_the_computation(computes):
 
 
 @pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_computing_stops_while_any_of_the_rank_s_groups_communicates(groups, computes):
+    """With an overlap of 0, the seconds add up, also if other groups than the computing one communicate."""
+    from dlpar.collectives import ring_allreduce
+
+    def overlapped(comm, flops: float) -> float:
+        started = []
+        for _ in range(groups):
+            bucket = torch.ones(1000) if computes else comm.empty(1000)
+            started.append(comm.split(0, comm.rank).start(ring_allreduce, bucket))
+        comm.compute(lambda: None, cost=flops)
+        for request in started:
+            request.wait()
+        return comm.now() / MS
+
+    still = cluster(device=Device(name="slow", flops=1e9), overlap=0.0)
+    communicating, both = (
+        max(run(lambda comm: overlapped(comm, flops), 4, still, computes)) for flops in (0.0, 30e6)
+    )
+    assert both == pytest.approx(communicating + 30)
+
+
+@pytest.mark.parametrize("computes", [True, False])
 def test_marks_are_called_at_their_moments_of_a_computation(computes):
     def marked(comm):
         seen = []
