@@ -30,14 +30,14 @@ class Delays:
         This worker.  Its clock also counts the delays.
     record : Recorder
         Records each delay as a span of computation.
+    done : int, default 0
+        Global steps of all workers so far. A stall after half of the steps may be past.
     """
 
-    kept = ("stall",)
-
-    def __init__(self, experiment: Experiment, comm: Comm, record: Recorder) -> None:
+    def __init__(self, experiment: Experiment, comm: Comm, record: Recorder, done: int = 0) -> None:
         self.comm, self.record, self.delays, self.seed = comm, record, experiment.delays, experiment.seed
-        self.factor = self.delays.straggler.get(comm.rank, 1.0)
-        self.stall, self.halfway = self.delays.stall.get(comm.rank, 0.0), experiment.steps // 2
+        self.factor, self.halfway = self.delays.straggler.get(comm.rank, 1.0), experiment.steps // 2
+        self.stall = self.delays.stall.get(comm.rank, 0.0) if done <= self.halfway else 0.0
         layers_send = experiment.replicas < experiment.workers or getattr(experiment.split, "zero", 0) == 3
         self.waits = layers_send and not getattr(experiment.sync, "overlap", False)
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall

@@ -46,12 +46,13 @@ def train(
     part = make_split(task)
     keeper.hold(part=part)
     sync = scheme(experiment.of_replicas(), place.dp_group, part.replica)
-    delays, held_out = Delays(experiment, comm, record), HeldOut(comm, experiment, part, dataset, record)
+    own, done = keeper.own, keeper.done
+    delays = Delays(experiment, comm, record, done)
+    held_out = HeldOut(comm, experiment, part, dataset, record)
     if sync.chosen:
         record.event("chosen", **sync.chosen)
     keeper.hold(sync=sync, delays=delays, held_out=held_out)
     part.rest = sync.rest()
-    own, done = keeper.own, keeper.done
     if keeper.resumed:
         part.resume(own)
         sync.resume(own, done)

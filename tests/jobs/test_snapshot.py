@@ -317,6 +317,19 @@ def test_more_or_fewer_workers_go_on_with_the_same_global_batches(changes, worke
     assert np.allclose(run.curve["loss"], whole.curve["loss"], rtol=0, atol=apart)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("dies", [0.4, 0.8])
+def test_only_the_worker_stalls_that_is_told_to_and_only_once(workers, dies, tmp_path):
+    delays = {"kind": "constant", "delay_ms": 1.0, "stall": {0: 7.0}}
+    experiment = trained(deaths={"die": {3: dies}}, delays=delays, batch=60)
+    _, run = simulated(tmp_path / "cut", experiment)
+    begin(run.path, newest(run.path, resized(experiment, workers)))
+    status, run = simulated(tmp_path / "cut", experiment)
+    stalled = [(rank, record["step"]) for rank, record in run._of_kind("step") if record["compute"] > 1]
+    assert status == 0 and stalled == [(0, STEPS // 2)]
+
+
 def test_an_attempt_that_never_began_has_no_number(tmp_path):
     run, experiment = cut_off(tmp_path)
     for number in (1, 1):
