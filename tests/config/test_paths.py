@@ -23,7 +23,9 @@ def test_a_name_that_is_taken_is_refused_with_advice(squat, tmp_path):
         path.symlink_to(elsewhere)
     if squat == "link":
         elsewhere.mkdir()
-    with pytest.raises(PermissionError, match="is not a real folder; point DLPAR_HOME or .* or remove it"):
+    with pytest.raises(
+        PermissionError, match="is not a folder of yours alone; point DLPAR_HOME or .* or remove it"
+    ):
         private_folder(path)
     assert squat == "link" or not elsewhere.exists()
 
@@ -34,7 +36,7 @@ def test_a_folder_that_others_use_is_not_closed_to_them(tmp_path):
     shared.chmod(0o1777)
     for path in (shared, Path("/"), Path("/usr")):
         mode = path.stat().st_mode
-        with pytest.raises(PermissionError, match="not a real folder|somebody else"):
+        with pytest.raises(PermissionError, match="not a folder of yours alone|somebody else"):
             with patch.object(Path, "chmod", side_effect=AssertionError("it is closed")):
                 private_folder(path)
         assert path.stat().st_mode == mode

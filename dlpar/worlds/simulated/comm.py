@@ -243,10 +243,10 @@ class SimulatedComm(LogicalComm):
         """Compute for this time. Simultaneous communication may extend it."""
         activity = self.activity
         while seconds > 0:
-            before = activity.communicated
+            before = activity.communicated()
             self.simulator.advance(activity, activity.clock + seconds)
             # The missing share was lost while the rank's other activities communicated.
-            lost = (1 - self.pace.overlap) * (activity.communicated - before)
+            lost = (1 - self.pace.overlap) * (activity.communicated() - before)
             seconds = lost if lost > 1e-12 else 0.0
 
     # ---- buffers ---------------------------------------------------------------------------

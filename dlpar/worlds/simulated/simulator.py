@@ -70,7 +70,6 @@ class Activity:
         self.waits_for, self.idle, self.done, self.lost = None, False, False, False
         self.beside, self.busy, self.since = 0, 0.0, clock
 
-    @property
     def communicated(self) -> float:
         """Return the seconds so far in which its rank also communicated."""
         return self.busy + self.clock - self.since if self.beside else self.busy
