@@ -49,11 +49,11 @@ def test_the_vectors_begin_where_most_weights_of_a_gpu_are_aligned():
 @pytest.mark.parametrize(
     ("sizes", "element_size", "offset"),
     [
-        ([10, 640, 64], 4, 22),
-        ([10, 640, 64], 8, 6),
-        ([10, 640, 64], 2, 54),
+        ([10, 640, 64], 4, 54),
+        ([10, 640, 64], 8, 22),
+        ([10, 640, 64], 2, 118),
         ([64, 10, 3], 4, 0),
-        ([7, 5, 9], 4, 20),
+        ([7, 5, 9], 4, 52),
     ],
 )
 def test_offsets_depend_on_the_size_of_a_number(sizes, element_size, offset):

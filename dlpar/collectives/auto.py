@@ -90,7 +90,8 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
         for _ in range(trials):
             comm.barrier()
             began = comm.now()
-            if peers is not None and length > 1:  # at once, because a carrier may have one queue for both
+            # At once, because a carrier may have one queue for both. NCCL connects two ranks only so.
+            if peers is not None and (length > 1 or comm.world.native):
                 comm.sendrecv(tensor, peers[0], arriving, peers[1])
             elif peers is not None:
                 request = comm.isend(tensor, peers[0])

@@ -32,12 +32,13 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     count = pieces_of(len(tensor))
     halves = [half.tensor_split(count) for half in tensor.tensor_split(2)]
     families = [family(comm.rank, comm.size, tree) for tree in (0, 1)]
-    pieces = [(piece, tree, *families[tree]) for pair in zip(*halves) for tree, piece in enumerate(pair)]
+    # Tags 1 and 2 tell the trees apart: two ranks may be neighbours in both.
+    pieces = [(piece, 1 + tree, *families[tree]) for pair in zip(*halves) for tree, piece in enumerate(pair)]
     inner, leaves = [p for p in pieces if p[-1]], [p for p in pieces if not p[-1]]
     # Up: a rank first sends its pieces as a leaf. Otherwise the trees would wait for each other.
-    sending = [comm.isend(piece, above, tree) for piece, tree, above, _ in leaves if above is not None]
+    sending = [comm.isend(piece, above, tag) for piece, tag, above, _ in leaves if above is not None]
     to_come, expected = iter(inner), deque[list[tuple["torch.Tensor", "Request"]]]()
-    for piece, tree, above, _ in inner:
+    for piece, tag, above, _ in inner:
         for coming, where, _, below in islice(to_come, 1 if expected else AHEAD):
             buffers = [(comm.empty(len(coming), tensor.dtype), child) for child in below]
             expected.append([(theirs, comm.irecv(theirs, child, where)) for theirs, child in buffers])
@@ -45,7 +46,7 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
             request.wait()
             comm.compute(partial(piece.add_, theirs), cost=len(piece))
         if above is not None:
-            sending.append(comm.isend(piece, above, tree))
+            sending.append(comm.isend(piece, above, tag))
     for request in sending:
         request.wait()
     # Down: each rank forwards its pieces, and then waits for its pieces as a leaf.

@@ -268,7 +268,8 @@ class StepGraphs:
     def capture(self, samples: Tensor) -> None:
         """Write down the kernels of a step, without computing them."""
         split, task, replica = self.split, self.split.task, self.split.replica
-        self.samples, pool = samples.clone(), torch.cuda.graph_pool_handle()
+        pool, self.samples = torch.cuda.graph_pool_handle(), samples.clone()
+        self.share = torch.full_like(split.loss, task.share(len(samples)))  # type: ignore[arg-type]
 
         def kernels(name: str) -> AbstractContextManager:
             self.graphs[name] = torch.cuda.CUDAGraph()
@@ -283,7 +284,7 @@ class StepGraphs:
             if not split.rest:
                 capture.close()
                 capture.enter_context(kernels("backward"))
-            propagate(loss, task.share(len(samples)))
+            backward(loss, self.share)
             (split.rest or replica.collect)()
         self.loss = loss.detach()
 

@@ -92,8 +92,7 @@ def _seen_by(number: int, dataset: Dataset) -> Dataset:
 
     The features include the outputs of earlier blocks.
     """
-    features = dataset.shape[0] + number * dataset.classes
-    return replace(dataset, train_x=dataset.train_x.new_zeros(1, features))
+    return replace(dataset, train_x=dataset.train_x.new_zeros(1, dataset.shape[0] + number * dataset.classes))
 
 
 def block_of(number: int, task: Task) -> nn.Sequential:

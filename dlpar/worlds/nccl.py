@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -51,7 +52,14 @@ class DistributedComm(MPIComm):
         ``time.monotonic()`` of second 0. By default, all ranks agree on a moment.
     group : ProcessGroup, optional
         The ranks' group. By default, it is a new group of all ranks.
+
+    Attributes
+    ----------
+    by_mpi : bool
+        Whether MPI has carried one of its messages between two ranks.
     """
+
+    by_mpi = False
 
     def __init__(
         self,
@@ -99,9 +107,9 @@ class DistributedComm(MPIComm):
 
     def _goes_by_mpi(self, tensor: torch.Tensor, peer: int, tag: int) -> bool:
         """Return whether MPI carries a message. Refuse a receive that both carriers might serve."""
-        if tag > 0 or tensor.device.type != self.device.type:
-            return True
-        if peer == tag == ANY and tensor.is_cpu:  # a packet, which gloo could carry, but it has a tag
+        is_packet = peer == tag == ANY and tensor.is_cpu  # gloo could carry it, but it has a tag
+        if tag > 0 or tensor.device.type != self.device.type or is_packet:
+            self.by_mpi = True
             return True
         if ANY in (peer, tag):
             missing = "source" if peer == ANY else "tag"
@@ -132,8 +140,9 @@ class DistributedComm(MPIComm):
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         request = super().start(collective, bucket)
-        if self.world.carrier == "nccl":  # all ranks must launch the collectives of both threads in one order
-            request.launched()  # type: ignore[attr-defined]
+        # All ranks must launch NCCL's calls of both threads in one order. Messages of MPI have no such order.
+        while self.world.carrier == "nccl" and not (request.test() or self._progress.comm.by_mpi):  # type: ignore
+            time.sleep(0)
         return request
 
     def allreduce(self, tensor: torch.Tensor) -> None:

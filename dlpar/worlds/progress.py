@@ -60,10 +60,6 @@ class _Started:
     def __init__(self, future: Future, device: torch.device) -> None:
         self._future, self._device = future, device
 
-    def launched(self) -> None:
-        """Wait until the collective's calls have returned. A GPU may still have to do their work."""
-        self._future.exception()
-
     def wait(self) -> Any:
         result, end = self._future.result()
         _follow(end, self._device)

@@ -73,6 +73,8 @@ def rank(name: str, device: str, out: Path) -> None:
     class Watched(Recorder):
         def step(self, step: int, **facts) -> None:
             super().step(step, **facts)
+            if step in (first + WATCHED, begins):  # all steps before it are done, none is ahead
+                comm.world.settle()
             marks.append(time.perf_counter())
             if on_gpu and step == first:
                 torch.cuda.set_sync_debug_mode("warn")
@@ -87,7 +89,7 @@ def rank(name: str, device: str, out: Path) -> None:
 
     train(comm, experiment, Watched(tempfile.mkdtemp(), comm))
     if comm.rank == 0:
-        timed = marks[first + WATCHED + 1 : begins]
+        timed = marks[first + WATCHED : begins + 1]
         memory = f", {torch.cuda.max_memory_allocated() / 1e6:.0f} MB" if on_gpu else ""
         told = (timed[-1] - timed[0]) / (len(timed) - 1) * 1e6
         print(f"-- {name}, {comm.size} rank(s), {comm.world.carrier}: {told:.0f} µs a step{memory}")

@@ -204,6 +204,35 @@ def test_nccl_s_collectives_are_launched_before_the_rank_goes_on():
     assert dlpar.spmd(starts, "gloo", workers=2, carrier="gloo") == [(False, 2)] * 2
 
 
+def test_nobody_waits_for_a_started_collective_whose_messages_mpi_carries():
+    """A passive worker of AD-PSGD answers as long as the others train: it would begin when all is done."""
+
+    def steps(_):
+        import time
+
+        from dlpar import Experiment
+        from dlpar.comm import Recorder
+        from dlpar.config.experiment import Cluster
+        from dlpar.train import train
+        from dlpar.worlds.connect import connect
+
+        class Counted(Recorder):
+            count = 0
+
+            def step(self, step, **facts):
+                self.count += 1
+                time.sleep(0.005)  # so that both workers get worker-steps
+
+        comm = connect(Cluster(device="cpu", carrier="gloo"))
+        comm.world.carrier, record = "nccl", Counted()
+        sync = {"scheme": "gossip", "exchange": "pairwise"}
+        train(comm, Experiment(workers=2, steps=40, evaluate_every=0, sync=sync, model={"width": 16}), record)
+        return record.count
+
+    counts = dlpar.spmd(steps, workers=2, timeout=30)
+    assert sum(counts) == 80 and min(counts) > 10
+
+
 def test_messages_that_begin_together_do_not_wait_for_each_other():
     def around(comm):
         import torch
