@@ -85,6 +85,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has closed: `dlpar runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except ModuleNotFoundError as error:
+        plugins = os.environ.get("DLPAR_PLUGINS", "")
+        if error.name not in map(str.strip, plugins.split(",")):
+            raise
+        allowed = "modules that Python finds, with commas between them"
+        return _end(BAD_REQUEST, f"{name}: DLPAR_PLUGINS: got {plugins!r}, allowed are {allowed}: {error}")
     except OSError as error:
         about = f"{error.filename}: " if error.filename else ""
         return _end(FAILED, f"{name}: {about}{error.strerror or error}")

@@ -9,6 +9,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -98,7 +99,8 @@ def sweep(
         by, status = STOPS[stops.asked], 128 + stops.asked
         print(f"dlpar sweep: stopped by {by}; {done} of {len(outcomes)} runs are done", file=sys.stderr)
     if figure:
-        write_page(figure, outcomes)
+        with suppress(Failed) if stops.asked is not None else nullcontext():
+            write_page(figure, outcomes)
     return status
 
 

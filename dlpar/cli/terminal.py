@@ -124,8 +124,10 @@ class Progress:
         said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
-        if self.summary.time.last:
-            said.append(f"{quantity(self.summary.samples / self.summary.time.last)} samples/s")
+        steps, time = self.summary.steps, self.summary.time
+        if time.last > time.first:
+            samples = steps.samples if steps.attempt else self.summary.samples  # no repeated steps
+            said.append(f"{quantity(samples / (time.last - time.first))} samples/s")
         if any(self.summary.staleness):
             said.append(f"staleness {ages(distribution(self.summary.staleness))}")
         return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])
@@ -162,7 +164,7 @@ class View:
             self.live.update(self.picture(), refresh=True)
         elif stands != self._said:
             self._said = stands
-            left = f", {p.time_left}" if p.time_left else ""
+            left = f", {p.time_left}" if p.time_left and not last else ""
             print(p.place or f"{stands}: {p.figures()}{left}", flush=True)
 
     def picture(self) -> RenderableType:

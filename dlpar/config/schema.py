@@ -120,7 +120,7 @@ def load_plugins() -> None:
 
     They add schemes, topologies, codecs or schedules. The processes of a job inherit the variable.
     """
-    for module in filter(None, os.environ.get("DLPAR_PLUGINS", "").split(",")):
+    for module in filter(None, map(str.strip, os.environ.get("DLPAR_PLUGINS", "").split(","))):
         importlib.import_module(module)
 
 

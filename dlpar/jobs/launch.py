@@ -330,7 +330,7 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
     with os.fdopen(held, "w"):
         if run.status_if(live=False) == "done":
             raise BadExperiment(refused.format("is done"))
-        experiment = snapshot.Attempt(workers=workers or 0).fit(run.experiment)
+        experiment = run.experiment if workers is None else snapshot.resized(run.experiment, workers)
         check_machine(experiment)
         snapshot.begin(run.path, snapshot.newest(run.path, experiment))
         return Job(run.path, experiment, held)

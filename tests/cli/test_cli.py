@@ -129,3 +129,12 @@ def test_a_pipe_that_nobody_reads_is_refused(capsys, finished, tmp_path):
     ):
         assert main([*words, str(tmp_path / "pipe")]) == 1
         assert capsys.readouterr().err == f"dlpar {words[0]}: {tmp_path}/pipe: No such device or address\n"
+
+
+@pytest.mark.parametrize("modules", ["nosuch", "nosuch, chords"])
+def test_a_plug_in_that_python_does_not_find_is_refused_in_one_sentence(modules, capsys, monkeypatch):
+    monkeypatch.setenv("DLPAR_PLUGINS", modules)
+    assert main(["run", "--world", "simulated"]) == 2
+    said = capsys.readouterr().err
+    assert f"DLPAR_PLUGINS: got '{modules}', allowed are modules that Python finds" in said
+    assert said.count("\n") == 1

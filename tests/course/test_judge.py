@@ -60,6 +60,21 @@ def test_not_implemented_is_to_do():
     assert check(mine, CASES).status == "to do"
 
 
+def test_what_torch_has_not_implemented_is_a_mistake_of_the_answer():
+    def products(comm, tensor):
+        tensor += torch.dot(tensor != 0, tensor != 1)
+
+    def product():
+        return torch.dot(torch.ones(2) != 0, torch.ones(2) != 1)
+
+    for verdict in (check(product, [((), 1.0)]), check_on_ranks(products, lambda tensors: tensors)):
+        assert verdict.status == "not yet" and "not implemented for 'Bool'" in verdict.sentence
+
+
+def test_a_small_number_is_compared_relatively():
+    assert check(lambda: 0.00724, [((), 0.00734)], tolerance=2e-3).status == "not yet"
+
+
 def test_exception_is_shown_with_the_students_own_line():
     def mine(rank, world):
         return [rank, world[0]]

@@ -340,6 +340,13 @@ def test_an_attempt_that_never_began_has_no_number(tmp_path):
     assert newest(run.path, experiment).number == 2
 
 
+def test_nobody_cannot_go_on(tmp_path):
+    run, _ = cut_off(tmp_path)
+    (run.path / "job.jsonl").write_text('{"k": "end", "status": "failed", "reason": "a death", "at": 0}\n')
+    with pytest.raises(dlpar.BadExperiment, match="workers: got 0, allowed is"):
+        dlpar.resume(run, workers=0)
+
+
 @pytest.mark.slow
 def test_a_job_that_goes_on_with_more_workers_sums_up_the_whole_run():
     job = dlpar.launch(trained(deaths={"die": {3: DIES}}, batch=60))

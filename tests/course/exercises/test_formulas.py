@@ -35,9 +35,25 @@ def whole_batch_summed(data, pipeline, summed, **given):
     return solved(data=data, pipeline=pipeline, summed=summed * data * pipeline, **given)
 
 
+def gradient_of_all_stages(pipeline, gradient, **given):
+    return solved(pipeline=pipeline, gradient=gradient * pipeline, **given)
+
+
+def bubble_of_everything(data, tensor, pipeline, microbatches, gradient, bandwidth, **given):
+    whole = solved(data, tensor, pipeline, microbatches, gradient=gradient, bandwidth=bandwidth, **given)
+    last = ring(data, gradient / (tensor * pipeline), bandwidth)
+    return whole + last * (pipeline - 1) / microbatches
+
+
 @pytest.mark.parametrize(
     "wrong, where",
-    [(without_bubble, "pipeline=4"), (whole_gradient, "data=4"), (whole_batch_summed, "data=4")],
+    [
+        (without_bubble, "pipeline=4"),
+        (whole_gradient, "data=4"),
+        (whole_batch_summed, "data=4"),
+        (gradient_of_all_stages, "pipeline=2"),
+        (bubble_of_everything, "pipeline=2"),
+    ],
 )
 def test_each_forgotten_term_is_found_on_a_grid_where_it_counts(wrong, where):
     verdict = check_grid(wrong, hints=HINTS)
@@ -69,6 +85,13 @@ def test_a_formula_without_latency_is_shown_the_first_cluster_it_fails_on():
     assert "n=64): it is 0.05" in verdict.sentence and "expected 0.007" in verdict.sentence
 
 
+def test_a_formula_with_two_latencies_too_many_is_found():
+    def two_more(compute, latency, bandwidth, nbytes, n):
+        return compute / (compute + (n > 1) * (2 * n * latency + 2 * (n - 1) * nbytes / n / bandwidth))
+
+    assert check_efficiency(two_more).status == "not yet"
+
+
 def all_sent(ms, mb, most, n, latency, bandwidth, too_late=0, queues=True):
     ready = sent = held = 0
     for took, size in [*zip(ms, mb), (0, most + 1)]:
@@ -81,6 +104,15 @@ def all_sent(ms, mb, most, n, latency, bandwidth, too_late=0, queues=True):
 
 def test_buckets_that_are_sent_as_they_should_be_are_right():
     assert check_all_sent(all_sent)
+
+
+def sends_empty_buckets(ms, mb, most, n, latency, bandwidth):
+    ready = sent = held = 0
+    for took, size in zip(ms, mb):
+        if held + size > most:
+            sent, held = max(ready, sent) + 2 * (n - 1) * (latency + held / n / bandwidth), 0
+        ready, held = ready + took, held + size
+    return max(ready, sent) + 2 * (n - 1) * (latency + held / n / bandwidth)
 
 
 def sent_layer_by_layer(ms, mb, most, **given):
@@ -100,7 +132,8 @@ def all_at_the_end(ms, mb, most, **given):
 
 
 @pytest.mark.parametrize(
-    "wrong", [sent_layer_by_layer, waits_for_the_next_layer, never_queues, all_at_the_end]
+    "wrong",
+    [sends_empty_buckets, sent_layer_by_layer, waits_for_the_next_layer, never_queues, all_at_the_end],
 )
 def test_each_mistake_with_buckets_is_found(wrong):
     verdict = check_all_sent(wrong, hints=HINTS)

@@ -21,6 +21,25 @@ def zero_step(comm, weights, gradient, velocity, lr, momentum):
     ring_allgather(comm, weights)
 
 
+def test_chunks_may_be_changed_in_place_and_replaced_in_their_lists():
+    def in_place(comm, weights, gradient, velocity, lr, momentum):
+        own = (comm.rank + 1) % comm.size
+        ring_reduce_scatter(comm, gradient)
+        velocity *= momentum
+        velocity += gradient[own]
+        weights[own] -= lr * velocity
+        ring_allgather(comm, weights)
+
+    def replaced(comm, weights, gradient, velocity, lr, momentum):
+        own = (comm.rank + 1) % comm.size
+        ring_reduce_scatter(comm, gradient)
+        velocity.copy_(momentum * velocity + gradient[own])
+        weights[own] = weights[own] - lr * velocity
+        ring_allgather(comm, weights)
+
+    assert check_zero(in_place) and check_zero(replaced)
+
+
 def test_a_step_not_written_yet_is_to_do():
     def unwritten(comm, weights, gradient, velocity, lr, momentum):
         raise NotImplementedError

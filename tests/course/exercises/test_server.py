@@ -75,6 +75,26 @@ def test_one_who_forgets_staleness_is_shown_the_first_weight_that_differs():
     assert "updates ago): server.weights, value 0 is" in verdict.sentence
 
 
+def forgets_who_waits(server, worker, gradient):
+    waiting = list(server.waiting)
+    go = solved(server, worker, gradient)
+    server.waiting = waiting
+    return go
+
+
+def test_a_worker_that_a_server_forgets_is_missed_in_its_later_answers():
+    assert check_server(forgets_who_waits, bounds=[0]).status == "not yet"
+
+
+def test_a_server_may_itself_remove_who_is_answered():
+    def tidy(server, worker, gradient):
+        go = solved(server, worker, gradient)
+        server.waiting = [each for each in server.waiting if each not in go]
+        return go
+
+    assert check_server(tidy, bounds=[1])
+
+
 def test_a_mistake_that_raises_is_shown_and_ends_at_once():
     def broken(server, worker, gradient):
         return server.clocks[worker]
@@ -113,6 +133,11 @@ def keeps_late_ones(server, worker, gradient):
     return backed_up(server, worker, gradient)
 
 
+def takes_only_the_last(server, worker, gradient):
+    is_last = len(server.gathered) + 1 == server.needed
+    return backed_up(server, worker, gradient if is_last else 0 * gradient)
+
+
 def lets_all_go(server, worker, gradient):
     backed_up(server, worker, gradient)
     return list(server.waiting)
@@ -122,6 +147,7 @@ def lets_all_go(server, worker, gradient):
     ("on_push", "said"),
     [
         (sums, "server.weights"),
+        (takes_only_the_last, "server.weights"),
         (keeps_late_ones, "server.gathered has 1 pushes, expected 0"),
         (lets_all_go, "it has version 0 and the server has version 0"),
         (lambda server, worker, gradient: None, "server.gathered has 0 pushes, expected 1"),
