@@ -186,7 +186,8 @@ def _unfinished(folder: Path) -> Outcome | None:
     if not files:
         return Outcome("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
     left, running = [rank for rank in files if not _has_ended(files[rank])], number_in(folder / RUNNING)
-    left = sorted(set(left) - dead_in(folder)) if left else left
+    # Rank 0 of a simulation's shared file stands for all.
+    left = left if (folder / f"{ALL_RANKS}.jsonl").exists() else sorted(set(left) - dead_in(folder))
     rank = min(left, default=None) if running is None else running
     return None if rank is None else Outcome("failed", f"{name_of(folder, rank)} {LEFT}", rank)
 

@@ -56,10 +56,10 @@ def work(comm: Comm, experiment: Experiment, record: Recorder, folder: Path, att
                 keeper = Keeper(folder, e, record, seat, orders, state)
                 (train if seat < e.workers else serve)(team, e, record, keeper)
                 keeper.close()
-            else:
-                record.end(0)
             if experiment.deaths.goes_on:
                 comm.barrier()  # a spare waits here from the start; until all are here, another rank may need it
+            if seat >= e.members:
+                record.end(0)
             return comm
         except Exception as error:
             if not (experiment.deaths.goes_on and comm.world.is_death(error)):

@@ -20,7 +20,7 @@ def quantity(value: float) -> str:
     """Format a number with three significant digits: 12,300, 0.0312, 4.5."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:
         digits = 3 - len(str(int(abs(value))))
         return f"{round(value, min(digits, 0)):,.0f}"
     return f"{value:.3g}"
@@ -92,7 +92,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
     progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
         return f"In {progress} no sample was drawn, so there is no loss. A larger fraction draws some."
-    moved = "fell" if last < first else "rose" if last > first else "stayed"
+    moved = "fell" if last < first else "rose" if last > first else "stayed" if last == first else "went"
     text = f"In {progress} the training loss {moved} from {quantity(first)} to {quantity(last)}"
     if curve.diverged:
         return f"{text}: the run diverged; a smaller lr may help."
@@ -118,7 +118,7 @@ BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "es
 def throughput(
     total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
-    """Describe the latest throughput (samples/s) of all workers and of the slowest, and the prediction."""
+    """Describe the mean throughput (samples/s) of all workers and of the slowest, and the prediction."""
     workers = experiment.workers
     end = f"; {BOUND[kind]}{quantity(predicted)} were predicted." if predicted else "."
     if workers == 1:

@@ -158,7 +158,7 @@ class Drawing:
         with self._guard:
             layout = {**self.looks["layout"], "height": self.looks["height"]}
             layout["meta"] = {"caption": self.caption}
-            if self.x:
+            if self.x in self.looks["x_axes"]:
                 layout["xaxis"] = {**layout.get("xaxis", {}), **self.looks["x_axes"][self.x]}
             traces = []
             for spec, series in self._traces.values():

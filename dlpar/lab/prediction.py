@@ -69,7 +69,7 @@ class Prediction(Page):
         super().__init__()
         self.key, self.question, self.choices, self.unit = key, question, list(choices), unit
         self._low, self._high = low, high
-        self._allowed = f"a number from {low:g} to {high:g}" if math.isfinite(high - low) else "a number"
+        self._allowed = f"a number from {low:g} to {high:g}".replace(" from -inf", "").replace(" to inf", "")
         kept = self.answer.value
         self._typed = "" if kept is None or choices else f"{kept:g}"
         asked = {"question": question, "choices": self.choices, "unit": unit, "unknown": UNSURE}
@@ -124,7 +124,8 @@ class Prediction(Page):
         """Return the typed number, if it is within bounds."""
         try:
             # "1,234" is a thousand and more, as a lab prints it; "1,5" is one and a half.
-            value = float(re.sub(r"\b([1-9]\d{0,2}),(?=\d{3}\b)", r"\1", self._typed).replace(",", "."))
+            by_thousands = re.fullmatch(r"\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*", self._typed)
+            value = float(self._typed.replace(",", "" if by_thousands else "."))
         except ValueError:
             return None
         return value if math.isfinite(value) and self._low <= value <= self._high else None
@@ -150,6 +151,7 @@ class Reveal:
     """Comparison of a prediction with its result: a sentence and, for numbers, a drawing."""
 
     def __init__(self, prediction: Prediction, found: float | str, how: str) -> None:
+        found = found.item() if hasattr(found, "item") else found  # a number of NumPy or torch
         self.answer, self.unit, self.found, self.how = prediction.answer, prediction.unit, found, how
         note(prediction.key, prediction.question, self.answer, found, how, prediction.unit)
 
@@ -204,7 +206,7 @@ def _with_unit(text: str, unit: str) -> str:
 
 
 def _apart(predicted: float, measured: float) -> str:
-    if predicted <= 0 or measured <= 0:
+    if predicted <= 0 or measured <= 0 or not math.isfinite(measured):
         return f", {quantity(abs(predicted - measured))} apart"
     ratio = predicted / measured
     if 0.9 <= ratio <= 1.1:

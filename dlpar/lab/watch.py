@@ -236,7 +236,7 @@ def speed_of(run: Run, least: float = 0.0) -> float:
 
     The replay is not too long, and not much shorter than `least` seconds.
     """
-    seconds = float(run.curve["seconds"].iloc[-1])
+    seconds = max(run.curve["seconds"], default=0.0)
     if seconds < least / 2:
         return max(1 / AT_MOST, float(f"{seconds / least:.2g}"))
     return min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST_REPLAY)))

@@ -123,7 +123,7 @@ def holders(e: Experiment) -> list[int]:
     held = list(range(e.members))
     summed = e.sync.sends_gradients and not (e.sync.has_driver or e.sync.server_ranks)
     differ = e.compression.codec != "none" or e.averaging.method != "none" or e.model.norm == "batch"
-    if summed and not (differ or getattr(e.split, "zero", False) or e.delays.stall):
+    if summed and not (differ or getattr(e.split, "zero", False)):
         for first, *others in groups(sizes_of(e), "data"):
             for rank in others:
                 held[rank] = first

@@ -62,7 +62,7 @@ class Clocks:
     @of.setter
     def of(self, pushes: Mapping[int, int]) -> None:
         # If clients have left or died, all continue from the clock of the slowest.
-        level = dict.fromkeys(self._of, min(pushes.values()))
+        level = dict.fromkeys(self._of, min(pushes.values(), default=0))
         self._of = dict(pushes) if pushes.keys() == level.keys() else level
         self._at, self.slowest = Counter(self._of.values()), min(self._of.values())
 

@@ -14,7 +14,6 @@ Learning 2014), sections 7.1 and 7.2; random peers, GoSGD, Blot et al. (arXiv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -47,10 +46,15 @@ class Gossip(Scheme):
         super().__init__(experiment, comm, replica)
         self.sketch = Sketch(replica.weights, experiment.seed)
         self.sketched: list[float] = []
+        self.given = replica.weights.clone() if experiment.sync.start == "random" else replica.weights
         if experiment.sync.start == "random":
             comm.compute(self._draw_weights, cost=len(replica.weights))
         if comm.rank == 0 and (said := warning(experiment)):
             print(said, flush=True)
+
+    def resume(self, own: int, done: int) -> None:
+        super().resume(own, done)
+        self.replica.weights.copy_(self.given)  # those of the saved state
 
     def _draw_weights(self) -> None:
         """Draw this worker's own weights from a normal distribution.
@@ -228,7 +232,7 @@ class Pairwise(Gossip):
     averages.
     """
 
-    kept = ("optimizer", "own_weights", "drawn", "averages", "read_at")
+    kept = ("optimizer", "own_weights", "averages", "read_at")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -236,7 +240,6 @@ class Pairwise(Gossip):
         sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
         active, kept = comm.world.once("partners", lambda: partners(neighbours(sync, workers, seed)))
         self.active, self.partners = comm.rank in active, kept[comm.rank]
-        self.draw = generator(experiment.seed, "partner", comm.rank)
         self.weights, self.guard = replica.weights.clone(), comm.world.lock()
         self.mine, self.theirs = (comm.packet(len(self.weights), self.weights.dtype) for _ in range(2))
         self.averages = self.read_at = self.stale = self.clock = self.lead = 0
@@ -252,16 +255,8 @@ class Pairwise(Gossip):
     def own_weights(self, weights: Tensor) -> None:
         self.weights.copy_(weights)
 
-    @property
-    def drawn(self) -> str:
-        """Return the state of the generator that draws partners."""
-        return json.dumps(self.draw.bit_generator.state)
-
-    @drawn.setter
-    def drawn(self, state: str) -> None:
-        self.draw.bit_generator.state = json.loads(state)
-
     def resume(self, own: int, done: int) -> None:
+        super().resume(own, done)
         self.clock, self.heard = own, dict.fromkeys(self.partners, own)
         self.tickets.resume(own, done)
 
@@ -304,7 +299,8 @@ class Pairwise(Gossip):
         """Average with one partner while an active worker computes."""
         if not self.partners:
             return
-        partner = int(self.draw.choice(self.partners))
+        draw = generator(self.experiment.seed, "partner", comm.rank, self.averages)
+        partner = int(draw.choice(self.partners))
         with self.guard:
             self._write(comm, weights)
         sending = comm.isend(self.mine.wire, partner, AVERAGE)

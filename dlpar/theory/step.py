@@ -245,10 +245,9 @@ class Costs:
 
         `kind` holds for equal, undisturbed workers.
         """
-        of_form = kind if len(self.work) > 1 else EXACT
         is_real = self.experiment.cluster.world == "real"
         of_workers = ESTIMATE if is_real else ABOVE if self.differ else EXACT
-        kinds = {of_form, of_workers} - {EXACT}
+        kinds = {kind, of_workers} - {EXACT}
         kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
         return PredictedStep(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
 

@@ -133,6 +133,37 @@ def test_no_step_is_recorded_twice_or_lost_when_a_death_interrupts_pushes(sync, 
     assert run.summary["steps"] == STEPS or sync == PUSHING["Downpour"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["neighbours", "one_peer", "push_sum", "pairwise"])
+def test_replicas_that_began_with_random_weights_go_on_with_their_trained_ones(exchange):
+    sync = {"scheme": "gossip", "exchange": exchange, "start": "random"}
+    sync |= {"topology": "exp2"} if exchange == "push_sum" else {}  # a directed ring would be cut
+    changes = {"sync": sync, "optimizer": "sgd", "lr": 0.1, "cluster": {"world": "simulated"}}
+    run = dlpar.launch(dying({3: 0.6}, steps=80, **changes)).wait(60)
+    before, after = (
+        run.curve.query(which)["loss"].mean() for which in ("40 <= step < 48", "52 <= step < 60")
+    )
+    assert after < before and deaths(run) == {(3, 3)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["paced", "simulated"])
+def test_a_worker_may_die_after_its_last_push(world):
+    run = dlpar.launch(dying({1: 1.0}, workers=2, steps=4, sync="ps", cluster={"world": world})).wait(60)
+    assert run.status == "done" and run.summary["steps"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "die, on_death", [({0: 0.5, 1: 0.75}, "shrink"), ({0: 0.3, 2: 0.8, 1: 0.9}, "spare")]
+)
+def test_a_job_of_which_nobody_is_left_has_failed(die, on_death):
+    job = dlpar.launch(dying(die, on_death, workers=2, steps=8, cluster={"world": "simulated"}))
+    with pytest.raises(dlpar.jobs.launch.JobFailed):
+        job.wait(60)
+    assert job.run.status == "failed"
+
+
 ON_PAPER = SYNCHRONOUS | {name: ({1: 0.5}, changes) for name, changes in FREE.items()}
 TRIED = [
     "ring, overlap",

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from ipywidgets.widgets.widget import _instances
 
@@ -46,12 +47,28 @@ def test_number_is_compared_with_the_measurement():
 
 @pytest.mark.parametrize(
     ("typed", "taken"),
-    [("1,200", 1200), ("1,234,567", 1234567), ("1,5", 1.5), ("0,125", 0.125), ("2.5", 2.5)],
+    [
+        ("1,200", 1200),
+        ("1,234,567", 1234567),
+        ("1,000,000", 1e6),
+        ("2,050,000", 2050000),
+        ("1,5", 1.5),
+        ("0,125", 0.125),
+        ("2.5", 2.5),
+    ],
 )
 def test_commas_are_read_as_a_lab_prints_them_and_else_as_decimal_points(typed, taken):
     asked = predict("speed", "How fast?")
     Reader(asked).do(value=typed)
     assert asked.value == taken
+
+
+def test_one_bound_is_told_and_a_number_of_numpy_is_revealed():
+    asked = predict("least", "How many?", low=0)
+    Reader(asked).do(value="-1")
+    assert asked.state["note"] == "'-1' is not a number from 0."
+    Reader(asked).do(value="5")
+    assert "7" in asked.reveal(np.int64(7)).sentence and "infinite" in asked.reveal(float("inf")).sentence
 
 
 @pytest.mark.parametrize("typed", ["fast", "11", "-1", "nan"])

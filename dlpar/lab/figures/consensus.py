@@ -76,9 +76,9 @@ class Consensus(Plot):
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Return whether replicas may differ."""
+        """Return whether replicas may differ. A sketch describes the weights of a whole replica."""
         differ = has_peers(experiment.sync) or experiment.averaging.method != "none"
-        return differ and experiment.workers > 1
+        return differ and 1 < experiment.workers == experiment.replicas
 
     def begin(self, run: Shown) -> None:
         """Add a run."""
@@ -178,7 +178,7 @@ def show_graph(of: Experiment | Run) -> Figure:
     of : Experiment or Run
         Experiment whose workers average with neighbours, or a run of it.
     """
-    experiment = of.experiment if isinstance(of, Run) else of
+    experiment = (of.experiment if isinstance(of, Run) else of).of_replicas()
     allowed = f"allowed is {WITH_PEERS}: others have no graph"
     require(has_peers(experiment.sync), f"sync: got {experiment.sync}, {allowed}")
     graph, places = _used(experiment), _places(experiment)

@@ -73,7 +73,7 @@ def mesh(of: Experiment | Run) -> Figure:
         If the platform cannot hold the ranks.
     """
     experiment = experiment_of(of)
-    nodes = [0] * experiment.ranks if experiment.cluster.world == "real" else nodes_of(experiment)
+    nodes = [0] * experiment.members if experiment.cluster.world == "real" else nodes_of(experiment)
     sizes = sizes_of(experiment)
     axes = [_axis(experiment, name, nodes) for name, size in sizes.items() if size > 1]
     axes = axes or [_axis(experiment, "data", nodes)]
@@ -83,7 +83,7 @@ def mesh(of: Experiment | Run) -> Figure:
         at = coordinates(rank, sizes) if rank < experiment.workers else {}
         rows.append((rank, node, *map(at.get, sizes), *(own.get(rank, "") for own in groups_of)))
     heads = ("rank", "node", *sizes, *(f"{axis.name} group" for axis in axes))
-    servers, number = experiment.ranks - experiment.workers, len(set(nodes))
+    servers, number = experiment.members - experiment.workers, len(set(nodes))
     which = f"{experiment.workers} workers"
     which += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
     parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
@@ -95,10 +95,10 @@ def mesh(of: Experiment | Run) -> Figure:
 def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
     found = groups(sizes_of(experiment), name)
     if name == "data":
-        part = [0] * experiment.ranks  # replicas of one rank have the whole model
+        part = [0] * experiment.members  # replicas of one rank have the whole model
         if experiment.replicas < experiment.workers:
-            part = [part_of(experiment, rank) for rank in range(experiment.ranks)]
-        servers = range(experiment.workers, experiment.ranks)
+            part = [part_of(experiment, rank) for rank in range(experiment.members)]
+        servers = range(experiment.workers, experiment.members)
         found = [[*own, *(rank for rank in servers if part[rank] == part[own[0]])] for own in found]
     return Axis(name, found, sum(len({nodes[rank] for rank in group}) > 1 for group in found))
 
@@ -175,6 +175,7 @@ def pieces(of: Experiment | Run) -> Figure:
         If there are more workers, or if a workload stands in for the model, so that there are no weights.
     """
     experiment = experiment_of(of)
+    require(experiment.split.kind != "stacking", "split: got stacking, allowed is one that cuts one model")
     numbered = plain(experiment, dtype="float64")  # exact for the numbers that identify weights
     held = spmd(probed, "holdings", numbered, workers=experiment.workers, world="simulated")
     return drawing(experiment, held[: theme.workers(experiment)])

@@ -113,7 +113,7 @@ def predicted_mean(experiment: Experiment) -> int | None:
     if not sync.server_ranks or experiment.averaging.method != "none":
         return None
     simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
-    return experiment.workers - 1 if simple else None
+    return experiment.replicas - 1 if simple else None
 
 
 def mean(counts: Counter[int]) -> float:

@@ -109,3 +109,9 @@ def test_the_spectral_gap_is_told_where_the_graph_is_fixed(runs):
     assert "spectral gap" not in figures.caption(graph(exchange="random"))
     with pytest.raises(ValueError, match="allowed is gossip"):
         lab.show_graph(runs["ring"])
+
+
+def test_the_graph_of_split_replicas_joins_replicas():
+    split = {"kind": "tensor", "tensor": 2}
+    experiment = Experiment(workers=8, sync={"scheme": "gossip", "topology": "ring"}, split=split)
+    assert "4 workers with 2 neighbours each" in lab.figures.caption(lab.figures.show_graph(experiment))

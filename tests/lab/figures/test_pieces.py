@@ -230,3 +230,12 @@ def test_each_part_s_servers_are_with_the_workers_that_hold_it():
 def test_more_workers_than_can_be_drawn_are_refused():
     with pytest.raises(ValueError, match="workers: got 128, allowed is at most 64"):
         figures.mesh(Experiment(workers=128, batch=256, cluster={"world": "simulated"}))
+
+
+def test_blocks_of_a_stack_are_no_pieces_and_spares_are_in_no_group():
+    stack = Experiment(workers=2, split="stacking")
+    with pytest.raises(ValueError, match="split: got stacking, allowed is one that cuts one model"):
+        lab.figures.pieces(stack)
+    assert "outputs of earlier blocks" in lab.figures.mesh(stack).to_json()
+    spare = Experiment(workers=2, deaths={"on_death": "spare", "spares": 1})
+    assert lab.figures.caption(lab.figures.mesh(spare)).count("server") == 0

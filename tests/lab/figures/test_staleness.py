@@ -5,7 +5,7 @@ import pytest
 from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.lab import captions, figures
-from dlpar.lab.figures.staleness import Lead, Staleness
+from dlpar.lab.figures.staleness import Lead, Staleness, predicted_mean
 from dlpar.lab.figures.throughput import Waiting
 from dlpar.lab.plot import drawn
 from lab.folders import finished
@@ -117,3 +117,9 @@ def test_histograms_of_many_workers_are_one():
 def test_a_run_without_a_step_is_refused():
     with pytest.raises(ValueError, match="got 2 runs, allowed is one"):
         lab.staleness([finished(workers=2, steps=2), finished(workers=2, steps=2)])
+
+
+def test_the_predicted_mean_counts_replicas():
+    sync = {"scheme": "ps", "consistency": "asp", "servers": 2}
+    split = Experiment(workers=4, sync=sync, split={"kind": "tensor", "tensor": 2})
+    assert predicted_mean(split) == 1 and predicted_mean(Experiment(workers=4, sync=sync)) == 3

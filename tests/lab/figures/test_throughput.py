@@ -1,9 +1,13 @@
 """Throughput: rates over windows, lines of ranks and earlier runs, predictions, ratios, and sums of time and bytes."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
+import dlpar
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import JobFailed
 from dlpar.lab import captions, figures, predict, prediction, theme
 from dlpar.lab.figures.throughput import Rate, Throughput, Waiting, per_rank
 from dlpar.lab.plot import Series, drawn, shown
@@ -36,7 +40,7 @@ def test_rate_of_slow_steps_is_taken_step_by_step():
     for number in range(5):
         rate.add(number + 1.0, 100, float(number))
     assert series.rows.tolist() == [[float(t), 100.0] for t in range(1, 6)]
-    assert rate.newest == rate.mean == 100.0
+    assert rate.series.rows[-1, 1] == rate.mean == 100.0
 
 
 def compared(asked=None):
@@ -213,3 +217,19 @@ def test_bytes_that_a_library_moved_are_not_made_up(runs):
     take_steps(board, 4, [1.0], bytes=None)
     board.settle(ended=True)
     assert plot.caption.endswith("the library does not report how much was sent.")
+
+
+@pytest.mark.slow
+def test_the_sentence_of_a_run_gives_the_rate_of_its_summary(tmp_path):
+    def captioned(run):
+        return figures.caption(figures.throughput(run)), captions.quantity(run.summary["samples_per_s"])
+
+    averaging = {"method": "local", "period": 8}  # seven quick steps, and one with an exchange
+    common = {"workers": 4, "steps": 40, "cluster": {"world": "simulated"}, "model": {"width": 16}}
+    for changes in ({"averaging": averaging}, {"snapshot": {"every": 20}, "deaths": {"die": {2: 0.97}}}):
+        job = dlpar.launch(Experiment(**common, **changes))
+        with suppress(JobFailed):
+            job.wait()
+        run = job.run if "averaging" in changes else dlpar.resume(job.run).wait()
+        sentence, rate = captioned(run)
+        assert f"together train on {rate} samples a second" in sentence
