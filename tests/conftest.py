@@ -42,10 +42,23 @@ def with_gpus():
         yield
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Heed Ctrl-C, and let what tests start heed it, also in the background, where a shell has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.pluginmanager.hasplugin("nbval"):
+        from nbval import kernel
+
+        start = kernel.start_new_kernel
+
+        def start_again(*given, **named):
+            """Jupyter chooses free ports, which another program may take before the kernel does."""
+            try:
+                return start(*given, **named)
+            except RuntimeError:
+                return start(*given, **named)
+
+        kernel.start_new_kernel = start_again
 
 
 @pytest.hookimpl(optionalhook=True)

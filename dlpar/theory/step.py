@@ -264,12 +264,13 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     sync, n = experiment.sync, experiment.workers
     # A library's algorithm is unknown. The simulation uses a ring.
     is_simulated = experiment.cluster.world == "simulated"
+    is_wide = sync.allreduce == "library" and costs.model.itemsize < 4  # it adds, and here sends, float32
     name = "ring" if is_simulated and sync.allreduce == "library" else sync.allreduce
     cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
     lengths = [sum(tensors[i].parameters for i in members) for members in cut]
     if name == "auto" and len(names := {_chosen(costs, length) for length in lengths}) == 1:
         name = names.pop()
-    if name not in COLLECTIVES or name == "double_tree" or (costs.is_crowded and name != "ring"):
+    if name not in COLLECTIVES or name == "double_tree" or is_wide or (costs.is_crowded and name != "ring"):
         return None
     is_uneven = (name == "hierarchical" and n % sync.node_size) or len(set(lengths)) > 1
     if n > 1 and name in ("star", "hierarchical") and is_uneven:

@@ -132,6 +132,5 @@ class LogicalComm(Comm):
 
 
 def _addable(tensor: Any) -> Any:
-    """Convert half precision to float32, in which a library adds. A ghost keeps the bytes that the library sends."""
-    is_half = isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.bfloat16, torch.float16)
-    return tensor.to(torch.float32) if is_half else tensor
+    """Convert half precision to float32. A library adds in float32."""
+    return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
