@@ -262,7 +262,7 @@ class Attempt(NamedTuple):
         else:
             state = read(0 if experiment.sync.sends_gradients else rank % self.held)
             if experiment.sync.server_ranks:
-                del state.tree["sync"]  # what one worker has not pushed belongs to no other
+                del state.tree["sync"]  # unpushed gradients belong to one worker
         state.done = self.step  # workers that run free may have done more
         return state
 

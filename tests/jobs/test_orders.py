@@ -102,17 +102,18 @@ def test_a_job_with_a_stopped_rank_ends_at_once_and_leaves_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_others_go_on_when_a_rank_is_killed_and_the_slow_one_stays_slow():
-    job = begun("real", steps=110, deaths={"on_death": "shrink"})
-    job.slow(2, 5.0)  # far from the bound below, because other programs use the cores, too
+    job = begun("real", steps=150, deaths={"on_death": "shrink"})
+    job.slow(2, 3.0)
     job.wait_steps(30)
     job.kill(0)
     job.wait_steps(60)
     with pytest.raises(ValueError, match=r"rank: got 0, allowed is one of \[1, 2\]"):
         job.pause(0)
     run = job.wait(60)
-    last = run.steps[run.steps["step"] > 70]
-    computing = last.groupby("rank")["compute"].median()
+    last = run.steps[run.steps["step"] > 100]
+    computing = last.groupby("rank")["compute"].mean()
     assert set(computing.index) == {1, 2} and computing[2] > 2 * computing[1]
 
 

@@ -41,37 +41,35 @@ class Rate:
     window : float, default `WINDOW`
         Seconds of the first windows; 0: one window per step, for runs as short as a millisecond of their
         clock.
+
+    Attributes
+    ----------
+    mean : float or None
+        Rate over all complete windows; None if there is none.
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:
-        self.series, self.window, self.samples, self.lost = series, window, 0, 0
+        self.series, self.window, self.mean, self._samples = series, window, None, 0
         self._ends: list[tuple[float, int]] = []
 
     def add(self, seconds: float, samples: int, began: float) -> None:
         """Count `samples` finished at `seconds`. `began` is the start of the first step."""
         self._ends = self._ends or [(began, 0)]
-        self.samples += samples
+        self._samples += samples
         if seconds - self._ends[-1][0] >= self.window:
             self.close(seconds)
 
     def close(self, seconds: float) -> None:
         """End the current window."""
-        if not self._ends or self.samples == self._ends[-1][1] or seconds <= self._ends[-1][0]:
+        if not self._ends or self._samples == self._ends[-1][1] or seconds <= self._ends[-1][0]:
             return
-        self._ends.append((seconds, self.samples))
+        self._ends.append((seconds, self._samples))
         self.series.add(_rates(self._ends[-2:])[0])
+        self.mean = self._samples / (seconds - self._ends[0][0])
         if len(self._ends) == self.series.limit:
             self._ends = self._ends[::2]  # the newest window may be open again
             self.series.replace(_rates(self._ends))
             self.window = 2 * self.window or float(np.diff(self.series.rows[:, 0]).mean())
-
-    @property
-    def mean(self) -> float | None:
-        """Return the rate over all complete windows without lost samples, or None if no window is complete."""
-        if not len(self.series):
-            return None
-        (began, _), (seconds, samples) = self._ends[0], self._ends[-1]
-        return (samples - self.lost) / (seconds - began)
 
 
 def _rates(ends: Sequence[tuple[float, int]]) -> np.ndarray:
@@ -144,20 +142,20 @@ class Throughput(Plot):
         total, last = self.kept[self.front.key], steps.last
         if last is None:
             return
-        total.lost = total.samples - steps.samples  # in steps that a later attempt repeated
         if ended:
             for rate in (total, *self.by_rank.values()):
                 rate.close(last.seconds)
-            self.restyle(f"{self.front.key} all", meta=total.mean)  # height of its name
         if not len(total.series):
             return
+        total.mean = steps.samples / (last.seconds - self._began)  # without lost steps
         self.grow("xaxis", max(r.series.rows[-1, 0] for r in self.kept.values() if len(r.series)), ended)
         self._make_room(total.series.rows[:, 1].max())
         self._draw_levels()
         if ended:
+            self.restyle(f"{self.front.key} all", meta=total.mean)  # height of its name
             self._make_room(max(s.rows[:, 1].max() for _, s in self._traces.values() if len(s)), ended)
         if len(self.runs) == 1:
-            rates = {rank: rate.mean for rank, rate in self.by_rank.items() if len(rate.series)}
+            rates = {rank: rate.mean for rank, rate in self.by_rank.items() if rate.mean}
             front = self.front.experiment
             return self.say(captions.throughput(total.mean, rates, front, self.predicted, self.kind))
         means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
