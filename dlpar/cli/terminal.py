@@ -124,10 +124,8 @@ class Progress:
         said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
-        steps, time = self.summary.steps, self.summary.time
-        if time.last > time.first:
-            samples = steps.samples if steps.attempt else self.summary.samples  # no repeated steps
-            said.append(f"{quantity(samples / (time.last - time.first))} samples/s")
+        if rate := self.summary.samples_per_s:
+            said.append(f"{quantity(rate)} samples/s")
         if any(self.summary.staleness):
             said.append(f"staleness {ages(distribution(self.summary.staleness))}")
         return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])

@@ -61,8 +61,7 @@ class GlobalSteps:
 
     def __init__(self, workers: int, runs_free: bool = False) -> None:
         self.workers, self.runs_free = workers, runs_free
-        self.done = self.samples = 0
-        self.bytes = 0.0
+        self.done, self.samples, self.bytes = 0, 0, 0.0
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
         self._taken, self._sketches = 0, {}

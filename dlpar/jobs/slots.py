@@ -292,8 +292,7 @@ class Keeper:
             return time.sleep(LOOK)
         others = sum(other.user == asker.user for other in self.askers)
         if others >= MOST_EACH and asker.user != os.getuid():
-            got = f"job slots: got {MOST_EACH + 1} jobs of a user, allowed at the same time is {MOST_EACH}"
-            self._say(asker, {"refused": got})
+            self._say(asker, {"refused": f"job slots: got {others + 1}, allowed for a user is {MOST_EACH}"})
             return asker.close()
         self.askers.append(asker)
         self.selector.register(asker, selectors.EVENT_READ)

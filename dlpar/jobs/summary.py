@@ -125,21 +125,25 @@ class Summary:
         # A library that moves the data does not report how much.
         self.bytes = None if self.bytes is None or None in numbers else self.bytes + sum(numbers)
 
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second from the first step to the last, without repeated steps. None without a step."""
+        elapsed = self.time.last - self.time.first
+        return (self.steps.samples if self.steps.attempt else self.samples) / elapsed if elapsed > 0 else None
+
     def result(self) -> dict[str, Any]:
         """Return the summary, ready for JSON, once all records have been added. Missing figures are None.
 
         It has ``chosen`` only if the scheme made a choice.
         """
         self.steps.ready(ended=True)
-        elapsed = max(0.0, self.time.last - self.time.first)  # without a step, 0
-        samples = self.steps.samples if self.steps.attempt else self.samples  # no repeated steps
         wall, spent, _ = self.time.result()
         loss = self.steps.last.loss if self.steps.last else None
         return {
             "run": self.run,
             "workers": self.workers,
             "steps": self.steps.done,
-            "samples_per_s": samples / elapsed if elapsed else None,
+            "samples_per_s": self.samples_per_s,
             "final_loss": loss if loss is not None and math.isfinite(loss) else None,
             "accuracy": self.accuracy,
             "staleness": distribution(self.staleness),

@@ -46,15 +46,16 @@ class Gossip(Scheme):
         super().__init__(experiment, comm, replica)
         self.sketch = Sketch(replica.weights, experiment.seed)
         self.sketched: list[float] = []
-        self.given = replica.weights.clone() if experiment.sync.start == "random" else replica.weights
+        self.given = replica.weights  # before any draw: a resumed run has restored them
         if experiment.sync.start == "random":
+            self.given = replica.weights.clone()
             comm.compute(self._draw_weights, cost=len(replica.weights))
         if comm.rank == 0 and (said := warning(experiment)):
             print(said, flush=True)
 
     def resume(self, own: int, done: int) -> None:
         super().resume(own, done)
-        self.replica.weights.copy_(self.given)  # those of the saved state
+        self.replica.weights.copy_(self.given)
 
     def _draw_weights(self) -> None:
         """Draw this worker's own weights from a normal distribution.

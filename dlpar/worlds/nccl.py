@@ -141,7 +141,7 @@ class DistributedComm(MPIComm):
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         request = super().start(collective, bucket)
         # All ranks must launch NCCL's calls of both threads in one order. Messages of MPI have no such order.
-        while self.world.carrier == "nccl" and not (request.test() or self._progress.comm.by_mpi):  # type: ignore
+        while self.world.carrier == "nccl" and not (request.test() or self._progress.comm.by_mpi):  # type: ignore[union-attr]
             time.sleep(0)
         return request
 

@@ -197,7 +197,7 @@ def test_nonsense_and_crowds_harm_nobody_else(keep, monkeypatch):
             pass
     crowd = [Talk(keeper.path, {"slots": 2}) for _ in range(slots.MOST_EACH + 5)]
     refusals = [_refusal(talk) for talk in crowd]
-    assert sum(f"allowed at the same time is {slots.MOST_EACH}" in said for said in refusals) >= 5
+    assert sum(f"allowed for a user is {slots.MOST_EACH}" in said for said in refusals) >= 5
     for talk in crowd:
         talk.close()
     monkeypatch.undo()
