@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from dlpar.course import labs
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import rehearse
 from dlpar.lab import presets
+from dlpar.lab.sweep import all_done
 from dlpar.theory import contraction
 from dlpar.worlds.platforms import platform
 
@@ -192,3 +194,13 @@ def test_four_times_the_gpus_save_fewer_steps_where_the_batch_is_large_for_five_
     median = steps.groupby(["GPUs", "rate"])["steps"].agg(lambda each: each.median(skipna=False))
     for experiment in presets.more_workers():
         assert median[experiment.workers, experiment.lr] <= 1.1 * median[experiment.workers].min()
+
+
+@pytest.mark.slow
+def test_at_its_best_rate_1f1b_reaches_the_goal_before_pipedream_for_five_seeds():
+    flush, stream, *_ = presets.without_a_flush()
+    rates = [(flush, 0.03), *((stream, lr) for lr in (0.004, 0.008, 0.016))]  # others take PipeDream longer
+    for seed in range(5):
+        asked = [each.replace(lr=lr, seed=seed, evaluate_every=4) for each, lr in rates]
+        one, *others = [done.run.summary["time_to_accuracy"].get("0.9", math.inf) for done in all_done(asked)]
+        assert one < min(others)
