@@ -77,7 +77,7 @@ def train(
         # 5. Record what happened.  The loss of a GPU is read one step late, when it is available.
         facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **task.memory.facts()}
         record.step(step, loss=part.loss, samples=part.samples, **facts)
-        own += 1
+        own = step + 1
         done = sync.done(own)
         held_out.test(done)
         keeper.after(own, done)

@@ -111,7 +111,7 @@ class State:
     tensors : dict of str to Tensor
         Its tensors.
     own, done : int
-        Steps that this rank has done, and global steps.
+        Steps that this rank has done or, as a backup worker, skipped, and global steps.
     """
 
     def __init__(self, tree: dict[str, Tree], tensors: dict[str, Tensor], own: int, done: int) -> None:
@@ -398,7 +398,7 @@ class Keeper(comm.Keeper):
             put(self.state.tree[name], parts[name], self.state.tensors, self.record.comm.device)
 
     def after(self, own: int, done: int, at_end: bool = False) -> None:
-        """Die or take a snapshot if this is due after `done` global steps. This rank did `own` of them.
+        """Die or take a snapshot if this is due after `done` global steps. This rank did or skipped `own`.
 
         The last step's snapshot is taken `at_end`, when all ranks have the final weights.
         """

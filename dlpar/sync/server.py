@@ -451,10 +451,10 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
             server.form()
         for server in servers.values() if keeper.resumed else ():
             server.resume(keeper.done // block)
-        watched, decides = comm.world.watches, next(iter(servers.values()))
-        while any(server.clock for server in servers.values()):
-            # Until the last update, as many workers as there are backups may be dead without effect.
-            comm.world.watches = watched and 1 + experiment.backup * decides.goes_on()
+        watched = comm.world.watches
+        while clients_left := max(len(server.clock) for server in servers.values()):
+            # As many workers as there are backups may be dead without effect, until the others have left.
+            comm.world.watches = watched and min(1 + experiment.backup, clients_left)
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)
             servers[bucket].take(kind, arrival.source, inbox)

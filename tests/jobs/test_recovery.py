@@ -210,6 +210,16 @@ def test_nobody_misses_as_many_dead_workers_as_there_are_backups():
         assert all(min(abs(step - each) for each in steps) <= 3 for step in events["step"]), events["step"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["real", "simulated"])
+@pytest.mark.parametrize("die", [{1: 0.5}, {1: 0.99}])
+def test_a_death_hides_no_step_from_workers_that_have_skipped_some(world, die):
+    fields = {"delays": {"kind": "exponential", "delay_ms": 20.0}, "sync": PS | {"backup": 1}, "seed": 2}
+    run = dlpar.launch(dying(die, **fields, cluster={"world": world})).wait(60)
+    assert any(record.get("dropped") for _, record in run.records())
+    assert run.curve["step"].tolist() == list(range(STEPS)) and run.summary["steps"] == STEPS
+
+
 KILLED = int(os.environ.get("DLPAR_DEATHS", "8"))
 """Random deaths by SIGKILL; 200 take some ten minutes: ``DLPAR_DEATHS=200 pytest -s … -k random``."""
 
