@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlpar.theory.collectives import EAGER, incast
+from dlpar.theory.collectives import EAGER, incast, leaving
 from dlpar.theory.counts import from_one
 from dlpar.worlds.platforms import Link
 
@@ -31,8 +31,6 @@ class Servers:
         Seconds that a server computes for each push.
     eager : float, default 65536
         Bytes up to which a rank continues before its message has left.
-    in_turn : bool, default False
-        Whether a larger answer must have left before the next one is sent, as at the root of an all-reduce.
 
     Raises
     ------
@@ -47,7 +45,6 @@ class Servers:
     answer: float | None = None
     serving: float = 0.0
     eager: float = EAGER
-    in_turn: bool = False
 
     def __post_init__(self) -> None:
         from_one(workers=self.workers, servers=self.servers)
@@ -77,7 +74,7 @@ class Servers:
             raise ValueError(f"servers: got {self.servers}, {allowed}")
         shards = self.workers - colocated
         into = incast(shards, self.link, self.nbytes / self.servers, self.serving)
-        return into + incast(shards, self.link, self._answer())
+        return into + leaving(shards, self.link, self._answer(), self.eager)
 
     def step_seconds(self, compute: float = 0.0) -> float:
         """Return the time of a bsp step in a sequence of steps, in seconds, with dedicated servers.
@@ -87,12 +84,12 @@ class Servers:
 
             compute + 2 a + serving + max(c + (N-1) d + S b, N b + S c, b + S c + (N-1) (o + serving))
 
-        Answers leave a server every d seconds. d is the longer of o and c, because equal answers are under way
-        together; their sum if they leave in turn. The worker that is answered last has waited for N answers and
-        then pushes S shards.  A server takes in N pushes, and none begins before a worker has its S answers. So
-        a step never takes less. If S divides N and all workers begin together, it usually takes no more.
-        With b = c the time is compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is
-        busy with a push for longer than the transfer of its bytes.
+        Answers leave a server every d seconds. d is the longer of o and c, or their sum if the server waits
+        until an answer has left.  The worker that is answered last has waited for N answers and then pushes S
+        shards.  A server takes in N pushes, and none begins before a worker has its S answers.  So a step
+        never takes less. If S divides N and all workers begin together, it usually takes no more.  With b = c
+        the time is compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is busy with a
+        push for longer than the transfer of its bytes.
 
         Source: follows from the network model.
 
@@ -102,11 +99,11 @@ class Servers:
             Seconds of a worker's step.
         """
         (b, c), n, s, o = self._shards(), self.workers, self.servers, self.link.overhead
-        apart = o + c if self.in_turn and not self._sends_on() else max(o, c)
+        apart = max(o, c) if self._sends_on() else o + c
         of_ports = max(c + (n - 1) * apart + s * b, n * b + s * c)
         of_servers = b + s * c + (n - 1) * (o + self.serving)
         in_turn = compute + 2 * self.link.latency + self.serving + max(of_ports, of_servers)
-        sending = n * o if self._sends_on() else o + c + (n - 1) * apart
+        sending = n * (o if self._sends_on() else o + c)
         return max(in_turn, sending + n * (o + self.serving))
 
     def asp_seconds(self, compute: float = 0.0) -> float:
@@ -126,8 +123,9 @@ class Servers:
         compute : float, default 0
             Seconds of a worker's step.
         """
-        (b, c), o = self._shards(), self.link.overhead
+        b, c = self._shards()
         alone = compute + 2 * self.link.latency + self.servers * b + c + self.serving
+        o = self.link.overhead
         serving = o + (o if self._sends_on() else max(o, c)) + self.serving
         busy = max(b, c, serving)
         return max(alone, self.workers * busy)

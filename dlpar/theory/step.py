@@ -302,7 +302,7 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     if group == 1:
         return between_groups
     # Workers that are answered first send first, so in the long run the root acts as a parameter server.
-    root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager, in_turn=True)
+    root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
     return between_groups + root.step_seconds()
 
 
