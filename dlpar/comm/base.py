@@ -183,6 +183,8 @@ class World:
     watches : int
         Number of dead ranks at which a receive from any source fails, because no message reports deaths. 0:
         it never fails.
+    in_memory : bool
+        Whether messages stay within the memory of one host, so that no two of them share a wire.
     native : bool
         Whether the carrier's own collectives run in parallel with the host's program. If so, splits use them.
     eager : float
@@ -190,7 +192,7 @@ class World:
         bytes, including a header.
     """
 
-    clock, computes, watches = "wall", True, 0
+    clock, computes, watches, in_memory = "wall", True, 0, False
     eager: float = 4032
 
     def __init__(self, device: torch.device, carrier: str) -> None:

@@ -175,9 +175,13 @@ class Server:
             self._answer(client, self.clock[client] - self.clock.slowest)
 
     def _answer(self, client: int, lead: int) -> None:
-        wait_all(self.under_way)
         go = self.goes_on()
-        self.answer.head.copy_(torch.tensor([*self.counts(client, lead), go]))
+        head = torch.tensor([*self.counts(client, lead), go], dtype=self.answer.head.dtype)
+        # Within a host, equal answers are under way together.  On a network they would share the wire, and the
+        # first would arrive as late as the last.
+        if not (self.comm.world.in_memory and torch.equal(head, self.answer.head)):
+            wait_all(self.under_way)
+            self.answer.head.copy_(head)
         self.started += go * self.per_answer
         self.read[client] = self.version
         self.under_way.append(self.comm.isend(self.answer.wire, client, self.first_tag + Kind.WEIGHTS))

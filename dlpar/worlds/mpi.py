@@ -142,6 +142,7 @@ class MPIComm(Comm):
         self.world: MPIWorld = MPIWorld(self.device)
         self.world.groups.append(self.mpi)
         self.zero = common_zero(self.mpi) if zero is None else zero
+        self.world.in_memory = LONGEST > BETWEEN_HOSTS  # as `common_zero` found the ranks
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
         self._windows: list[MPI.Win | SharedCounter | LockedCounter] = []
