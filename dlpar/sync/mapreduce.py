@@ -37,7 +37,8 @@ class MapReduce(Scheme):
     and ``"collect"`` weight a partition by its samples, so the driver divides sums over samples by their
     count.  ``"mean"`` gives every partition with samples the weight 1.  The mean of these means is the mean
     over samples only if all partitions have equally many samples.  Rank 0 records the driver's divisor as
-    ``count``, and the driver's loss with its penalty as ``driver_loss``.
+    ``count``, and the driver's loss as ``driver_loss``, with the penalty of the weights that rank 0 holds: all of
+    them, or its part of a split model.
     """
 
     kept = ("optimizer", "path", "converged")
