@@ -66,6 +66,25 @@ def test_run_reload_stop_and_run_again(open_notebook, page):
     panel.wait_for("stopped after")
 
 
+LOSE = """
+import threading, time
+def lose():
+    while True:
+        time.sleep(0.2)
+        panel._sequence += 1  # the page takes it for a lost message, and asks for everything
+threading.Thread(target=lose, daemon=True).start()"""
+
+
+def test_a_press_counts_although_lost_messages_are_sent_again_meanwhile(open_notebook, page):
+    notebook = open_notebook(paced(50), "panel = Panel(dlpar.Experiment(steps=2000))\npanel", LOSE)
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.begin()
+    panel.wait_for_steps(3)
+    panel.stop.click(delay=600)  # ms from down to up
+    panel.wait_for("stopped after")
+
+
 def test_bad_values_are_explained_and_refused(open_notebook, page):
     notebook = open_notebook(paced(50), "Panel()")
     notebook.run_all()

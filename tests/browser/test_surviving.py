@@ -9,7 +9,7 @@ import dlpar
 CELL = """import dlpar
 from dlpar.lab import Panel
 slow = {{"kind": "constant", "delay_ms": 20.0}}
-Panel(dlpar.Experiment(workers=4, steps={}, batch=64, delays=slow, snapshot={{"every": 20}},
+Panel(dlpar.Experiment(workers=4, steps={}, batch=64, delays=slow, snapshot={{"every": 100}},
                        deaths={{"on_death": "{}"}}))"""
 
 FITS = """panel => {
@@ -33,7 +33,7 @@ def begun(open_notebook, on_death, steps):
     panel = notebook.panel()
     panel.place.evaluate("panel => panel.scrollIntoView({ block: 'start' })")
     panel.run.click()
-    panel.wait_for_steps(25, 60)
+    panel.wait_for_steps(110, 60)  # far from both snapshots, so that a kill loses some
     return notebook, panel
 
 

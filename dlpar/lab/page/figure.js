@@ -153,7 +153,6 @@ function joined(old, fresh) {
 export class FigureView {
   title = "";
   signature = "";
-  legendSignature = "";
   axes = "";
   logarithmic = false;
   freeze = false;
@@ -322,9 +321,6 @@ export class FigureView {
   /** Curves by name, with a piece of each line; a press hides or shows a curve. */
   buildLegend(runs) {
     const shown = this.data.legend(runs);
-    const signature = JSON.stringify(shown.map(({ key, style }) => [key, style.name, this.data.hidden.has(key)]));
-    if (signature === this.legendSignature) return;
-    this.legendSignature = signature;
     const entries = shown.map((trace) => {
       const { hidden } = this.data, press = () => {
         if (!hidden.delete(trace.key)) hidden.add(trace.key);
@@ -336,7 +332,8 @@ export class FigureView {
       button.append(swatch(trace.style), make("span", {}, trace.style.name));
       return button;
     });
-    rebuilt(this.legend, () => this.legend.replaceChildren(...entries));
+    const shows = [this.title, ...shown.map(({ key, style }) => [key, style, this.data.hidden.has(key)])];
+    rebuilt(this.legend, shows, () => this.legend.replaceChildren(...entries));
   }
 
   fill() {

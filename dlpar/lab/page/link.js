@@ -111,8 +111,14 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Replace the content of an element; the focus returns to the part with the same data-key. */
-export function rebuilt(element, build) {
+/**
+ * Replace the content of an element if it shows something else now: a press is lost if its button is replaced before
+ * the press ends. The focus returns to the part with the same data-key.
+ */
+export function rebuilt(element, shows, build) {
+  const text = JSON.stringify(shows);
+  if (element.dlparShows === text) return;
+  element.dlparShows = text;
   const active = element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
   const key = active?.dataset.key;
   build();

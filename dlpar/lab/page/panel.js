@@ -116,7 +116,7 @@ class PanelView {
   update(changed) {
     const { state } = this.data, has = (...names) => !changed || names.some((name) => name in changed);
     if (has("title", "question")) this.buildHead(state);
-    if (has("fields")) rebuilt(this.root, () => this.buildFields(state));
+    if (has("fields")) rebuilt(this.root, [state.fields, state.actions], () => this.buildFields(state));
     if (has("fields", "values", "hidden", "wrong", "busy", "stoppable", "runs")) this.setFields(state);
     if (has("offer")) this.buildOffer(state.offer);
     if (has("done", "steps")) Object.assign(this.bar, { max: state.steps || 1, value: state.done });
@@ -203,8 +203,8 @@ class PanelView {
   buildOffer(offer) {
     this.offer.hidden = !offer;
     if (!offer) return;
-    const buttons = offer.actions.map((name) => this.button(name));
-    this.offer.replaceChildren(make("span", {}, offer.text, " ", make("b", {}, offer.what ?? "")), ...buttons);
+    const buttons = offer.actions.map((name) => this.button(name)), what = make("b", {}, offer.what ?? "");
+    rebuilt(this.offer, offer, () => this.offer.replaceChildren(make("span", {}, offer.text, " ", what), ...buttons));
   }
 
   buildFacts({ facts, ghost }) {
@@ -220,7 +220,7 @@ class PanelView {
   buildRanks(ranks) {
     this.ranks.hidden = !ranks.length;
     const says = Object.values(ORDERS).map(([sign, name]) => `${sign} ${name.toLowerCase()}`).join(" · ");
-    rebuilt(this.ranks, () => this.ranks.replaceChildren("ranks", ...ranks.map((rank) => this.rank(...rank)), make("span", {}, says)));
+    rebuilt(this.ranks, ranks, () => this.ranks.replaceChildren("ranks", ...ranks.map((rank) => this.rank(...rank)), make("span", {}, says)));
     const dead = ranks.filter(([, , state]) => state === "dead").map(([, name]) => name);
     if (dead.length) this.spoken.textContent = `${dead.join(" and ")} died.`;
   }
@@ -243,8 +243,7 @@ class PanelView {
   buildTabs({ tabs, front }) {
     if (!tabs.includes(this.front)) this.front = null;
     const chosen = this.front ?? front;
-    const shown = [...this.tabs.children].map((tab) => tab.textContent);
-    if (shown.join() !== tabs.join()) rebuilt(this.tabs, () => this.tabs.replaceChildren(...tabs.map((title) => this.tab(title))));
+    rebuilt(this.tabs, tabs, () => this.tabs.replaceChildren(...tabs.map((title) => this.tab(title))));
     for (const tab of this.tabs.children) {
       tab.setAttribute("aria-selected", String(tab.textContent === chosen));
       tab.tabIndex = tab.textContent === chosen ? 0 : -1;
@@ -281,7 +280,7 @@ class PanelView {
     const head = make("tr", {}, make("th", { scope: "col" }, "run"), speed, ...heads);
     const rows = runs.map((run) => make("tr", {}, this.nameOf(run), make("td", {}, this.ratio(run, base)),
       ...columns.map((column) => make("td", {}, run.results ? inWords(column.name, run.results[column.name]) : "–"))));
-    rebuilt(this.runs, () => this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
+    rebuilt(this.runs, [runs, goal, base?.key, [...this.data.hidden]], () => this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
   }
 
   /** Name and colour of a run, with a box that hides it in the figures. */
@@ -342,7 +341,7 @@ class PanelView {
     resume.dataset.key = "resume recording";
     const words = make("p", {}, "A recording shows a run again as it was. Nothing is computed.");
     const controls = make("div", { className: "dlpar-controls" }, which.select, speed.select, play, resume);
-    rebuilt(this.recordings, () => this.recordings.replaceChildren(make("summary", {}, "Recordings"), words, controls));
+    rebuilt(this.recordings, [recordings, busy], () => this.recordings.replaceChildren(make("summary", {}, "Recordings"), words, controls));
   }
 
   /** Announce the start and the end of a run to screen readers; more would be noise. */
