@@ -288,8 +288,8 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
         sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
         workers, _, _, ups, _ = zip(*first.points)
         heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the drawn line
-        name = f"{first.name} = {second.name}"
-        figure.add_scatter(x=at, y=heights.tolist(), name=name, **theme.LOOKS["crossing"])
+        look = {"hovertext": f"{first.name} = {second.name}", **theme.LOOKS["crossing"]}
+        figure.add_scatter(x=at, y=heights.tolist(), **look, showlegend=len(sentences) == 1)
     return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 

@@ -66,7 +66,8 @@ def test_curves_have_colours_and_symbols_of_their_own_that_the_legend_explains()
 
 
 def test_where_two_schemes_are_equally_fast_is_marked_and_said(figure):
-    mark = next(t for t in figure.data if t.name == "ring = ps bsp")
+    mark = next(t for t in figure.data if t.hovertext == "ring = ps bsp")
+    assert mark.name == "equally fast" and mark.showlegend
     (at,) = mark.x
     assert 2 < at < 4 and 1.1 < mark.y[0] < 3.0
     said = figures.caption(figure)
