@@ -386,7 +386,7 @@ def check_machine(experiment: Experiment) -> None:
 
 
 def _complaint(run: Run) -> str:
-    """Return the reason and each failed rank's own traceback. A deadlock's reason already names all ranks."""
+    """Return the reason and each failed rank's own traceback, unless the reason says all."""
     own = sorted((rank, e["traceback"].rstrip()) for rank, e in run.errors.items() if e["type"] not in OF_ALL)
     stories = [f"--- rank {rank} ---\n{traceback}" for rank, traceback in own]
     return "\n\n".join([run.reason or f"the job is {run.status}", *stories])

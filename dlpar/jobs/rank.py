@@ -34,7 +34,7 @@ import torch
 from mpi4py import MPI
 
 from dlpar.comm import Comm
-from dlpar.config.experiment import Experiment
+from dlpar.config.experiment import BadExperiment, Experiment
 from dlpar.config.paths import write_whole
 from dlpar.config.schema import load_plugins
 from dlpar.config.user_code import unpack
@@ -174,7 +174,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
     except BaseException as error:
         with suppress(OSError):  # the disk may be full
             record and record.error(error)
-        traceback.print_exc()
+        isinstance(error, BadExperiment) or traceback.print_exc()  # a refusal says all in one sentence
         sys.stderr.flush()
         time.sleep(GRACE)
         return 1
@@ -250,7 +250,7 @@ def simulate(
         return 0
     except BaseException as error:
         records[simulator.failed_rank or 0].error(error)
-        if not isinstance(error, Deadlock):
+        if not isinstance(error, (Deadlock, BadExperiment)):
             traceback.print_exc()
         return 1
     finally:

@@ -22,7 +22,7 @@ from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import ErrorFeedback, codec_of
 from dlpar.compression.factors import factored
-from dlpar.config.experiment import Experiment
+from dlpar.config.experiment import BadExperiment, Experiment
 from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme
 
@@ -166,11 +166,11 @@ steps done, and 1 if there is another step."""
 
 
 def check_servers(servers: int, lengths: Sequence[int]) -> None:
-    """Raise `ValueError` if some server would hold no part of the longest bucket."""
+    """Raise `BadExperiment` if some server would hold no part of the longest bucket."""
     most = max(lengths)
     if servers > most:
         of = "parameters" if len(lengths) == 1 else "parameters of the largest bucket"
-        raise ValueError(f"sync.servers: got {servers}, allowed with {most} {of} is at most {most}")
+        raise BadExperiment(f"sync.servers: got {servers}, allowed with {most} {of} is at most {most}")
 
 
 class Shard:
