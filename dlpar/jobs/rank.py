@@ -174,7 +174,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
     except BaseException as error:
         with suppress(OSError):  # the disk may be full
             record and record.error(error)
-        isinstance(error, BadExperiment) or traceback.print_exc()  # a refusal says all in one sentence
+        (record and isinstance(error, BadExperiment)) or traceback.print_exc()  # a recorded refusal says all
         sys.stderr.flush()
         time.sleep(GRACE)
         return 1

@@ -321,19 +321,20 @@ export class FigureView {
   /** Curves by name, with a piece of each line; a press hides or shows a curve. */
   buildLegend(runs) {
     const shown = this.data.legend(runs);
-    const entries = shown.map((trace) => {
-      const { hidden } = this.data, press = () => {
+    const entry = (trace) => {
+      const press = () => {
+        const { hidden } = this.data;
         if (!hidden.delete(trace.key)) hidden.add(trace.key);
         this.data.version += 1;
         this.schedule();
       };
-      const button = make("button", { className: "dlpar-entry", title: "Hide or show it", onclick: press, "aria-pressed": !hidden.has(trace.key) });
+      const button = make("button", { className: "dlpar-entry", title: "Hide or show it", onclick: press, "aria-pressed": !this.data.hidden.has(trace.key) });
       button.dataset.key = trace.key;
       button.append(swatch(trace.style), make("span", {}, trace.style.name));
       return button;
-    });
-    const shows = [this.title, ...shown.map(({ key, style }) => [key, style, this.data.hidden.has(key)])];
-    rebuilt(this.legend, shows, () => this.legend.replaceChildren(...entries));
+    };
+    const shows = [this.title, ...shown.map(({ key, style }) => [key, style.name, this.data.hidden.has(key)])];
+    rebuilt(this.legend, shows, () => this.legend.replaceChildren(...shown.map(entry)));
   }
 
   fill() {

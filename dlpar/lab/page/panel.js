@@ -203,8 +203,8 @@ class PanelView {
   buildOffer(offer) {
     this.offer.hidden = !offer;
     if (!offer) return;
-    const buttons = offer.actions.map((name) => this.button(name)), what = make("b", {}, offer.what ?? "");
-    rebuilt(this.offer, offer, () => this.offer.replaceChildren(make("span", {}, offer.text, " ", what), ...buttons));
+    const text = () => make("span", {}, offer.text, " ", make("b", {}, offer.what ?? ""));
+    rebuilt(this.offer, offer, () => this.offer.replaceChildren(text(), ...offer.actions.map((name) => this.button(name))));
   }
 
   buildFacts({ facts, ghost }) {
