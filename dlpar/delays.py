@@ -61,14 +61,16 @@ class Delays:
         """Return the seconds so far, without those that layers have waited for other ranks: nothing delays these.
 
         Other threads may wait meanwhile, for messages beside the computation. These waits do not count here.
+        A GPU first finishes its queue, in which the last step's messages may be.
         """
-        return self.comm.now() - (self.comm.traffic.waited if self.waits and not self.none else 0.0)
+        if not self.none:
+            self.comm.world.settle()
+        return self.comm.now() - (self.comm.traffic.all_waited if self.waits else 0.0)
 
     def after(self, step: int, began: float, done: int) -> None:
         """Delay the worker after `done` global steps. Its `clock` was `began` when it began to compute `step`."""
         if self.none:
             return
-        self.comm.world.settle()
         computed = max(0.0, self.clock() - began)
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):

@@ -105,8 +105,7 @@ class HeldOut:
     ) -> None:
         self.comm, self.experiment, self.part, self.record = comm, experiment, part, record
         self.dataset, self.tested = dataset, 0
-        takes_part = part.task.place.replica == 0 or part.whole_on_all
-        self.wanted = takes_part and experiment.evaluate_every != 0
+        self.wanted = experiment.evaluate_every != 0 and (part.task.place.replica == 0 or part.whole_on_all)
 
     def test(self, done: int, at_end: bool = False) -> None:
         """Test the model if a test is due after `done` global steps.

@@ -128,6 +128,9 @@ class Traffic:
         """
         return float
 
+    all_waited = property(lambda self: self.waited)
+    """Seconds that the host has waited so far, and its GPU since the last call of :meth:`waits_of_device`."""
+
     @property
     def waited(self) -> float:
         """Return the seconds that the host has waited so far, including a wait in progress."""

@@ -87,8 +87,7 @@ class Ghost:
         return [self[start : start + size] for start in range(0, max(self.n, 1), size)]
 
     def to(self, *target: Any) -> Ghost:
-        dtype = next((t for t in target if isinstance(t, torch.dtype)), self.dtype)
-        return Ghost(self.n, dtype)
+        return Ghost(self.n, next((t for t in target if isinstance(t, torch.dtype)), self.dtype))
 
     def clone(self) -> Ghost:
         return Ghost(self.n, self.dtype)

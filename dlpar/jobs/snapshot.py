@@ -66,8 +66,8 @@ def taken(thing: Any, name: str, tensors: dict[str, Tensor]) -> Tree:
 def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
     """Restore an object from a tree and return it.
 
-    Objects, and tensors of equal shape, are restored in place.  New vectors are put on `device`, and new counts
-    on the host.
+    Objects, and tensors of equal shape, are restored in place.  An object's new vectors are put where its
+    ``weights`` are, or else on `device`, and new counts on the host.
     """
     if not isinstance(tree, dict):
         return tree
@@ -78,6 +78,7 @@ def put(tree: Tree, thing: Any, tensors: Mapping[str, Tensor], device: torch.dev
             return found.to(device if found.dim() else "cpu", copy=True)
         thing.detach().copy_(found)
     elif kind == "object":
+        device = getattr(getattr(thing, "weights", None), "device", device)  # a server's are on the host
         for attribute, value in held.items():
             before = getattr(thing, attribute)
             after = put(value, before, tensors, device)
@@ -204,9 +205,8 @@ def check(folder: Path, step: int, e: Experiment) -> int:
     return workers
 
 
-def identity(experiment: Experiment) -> str:
+def identity(e: Experiment) -> str:
     """Describe in words the runs that a snapshot fits. The number of workers may differ."""
-    e = experiment
     servers = e.members - e.workers
     return f"{e.model} on {e.data} by {e.sync}, split {e.split}, {servers} servers, seed {e.seed}"
 

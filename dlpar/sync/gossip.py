@@ -233,7 +233,7 @@ class Pairwise(Gossip):
     averages.
     """
 
-    kept = ("optimizer", "own_weights", "averages", "read_at")
+    kept = ("optimizer", "averages", "read_at")
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -246,18 +246,10 @@ class Pairwise(Gossip):
         self.averages = self.read_at = self.stale = self.clock = self.lead = 0
         self.heard = dict.fromkeys(self.partners, 0)
 
-    @property
-    def own_weights(self) -> Tensor:
-        """Return a copy of this worker's weights. No average changes them during the copy."""
-        with self.guard:
-            return self.weights.clone()
-
-    @own_weights.setter
-    def own_weights(self, weights: Tensor) -> None:
-        self.weights.copy_(weights)
-
     def resume(self, own: int, done: int) -> None:
+        """Go on from the restored weights of the last step. Later averages are lost."""
         super().resume(own, done)
+        self.weights.copy_(self.replica.weights)
         self.clock, self.heard = own, dict.fromkeys(self.partners, own)
         self.tickets.resume(own, done)
 

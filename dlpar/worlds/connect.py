@@ -115,13 +115,11 @@ def places(
             raise ValueError(f"cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: {why}")
         return [], "gloo" if cluster.carrier == "gloo" else "mpi"
     ranks_of: Counter[str] = Counter()
-    taken: list[int | None] = []
+    taken: list[int | None] = [None] * len(visible)
     for rank, seen in enumerate(visible):
-        number = None
         if rank not in on_host:
-            number = min(range(len(seen)), key=lambda i: ranks_of[seen[i]])
+            taken[rank] = number = min(range(len(seen)), key=lambda i: ranks_of[seen[i]])
             ranks_of[seen[number]] += 1
-        taken.append(number)
     shared = max(ranks_of.values()) > 1
     if shared and cluster.carrier == "nccl":
         raise ValueError(
@@ -154,8 +152,7 @@ def join(experiment: Experiment, on_host: bool = False) -> Comm:
     if experiment.cluster.world == "paced":
         return of_experiment(experiment)
     # A GPU multiplies float32 numbers in full precision only on request. cuDNN's default is TF32.
-    tf32 = experiment.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = experiment.precision == "tf32"
     cluster, e, changes = experiment.cluster, experiment, {}
     if e.sync.shares_memory or (on_host and cluster.device == "auto" and cluster.carrier != "nccl"):
         changes["device"] = "cpu"  # weights that workers share are in host memory, too

@@ -93,8 +93,7 @@ class CudaIPC:
             lent.tensor[: tensor.nbytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
             lent.written.record(self._queue())
             returned = bytearray(HANDLE)
-            request = self.mpi.Irecv([returned, MPI.BYTE], dest, number)
-            self._lent.append((request, returned, number, lent))
+            self._lent.append((self.mpi.Irecv([returned, MPI.BYTE], dest, number), returned, number, lent))
         body = MARK + pickle.dumps((self.mpi.rank, number, tensor.nbytes, lent.key))
         return torch.frombuffer(bytearray(body.ljust(NOTE, b"\0")), dtype=torch.uint8)
 

@@ -112,6 +112,10 @@ class DeviceTraffic(Traffic):
         until.record(torch.cuda.current_stream(self._device))
         self._waits.append((since, until))
 
+    @property
+    def all_waited(self) -> float:
+        return self.waited + sum(a.elapsed_time(b) for a, b in [*self._waits] if b.query()) / 1000
+
     def waits_of_device(self) -> Callable[[], float]:
         waits = [self._waits.popleft() for _ in range(len(self._waits))]  # another thread may add some
         return lambda: sum(since.elapsed_time(until) for since, until in waits) / 1000
@@ -242,8 +246,7 @@ class MPIComm(Comm):
     def _added(self, tensor: torch.Tensor, add: Callable[[np.ndarray], None], root: int = 0) -> None:
         """Sum the tensor with the library, in place, in pieces that are small enough for 32-bit counts."""
         host = _addable(tensor)
-        length = PIECE // host.element_size()
-        add_up = lambda flat: [add(piece.numpy()) for piece in flat.split(length)]
+        add_up = lambda flat: [add(piece.numpy()) for piece in flat.split(PIECE // host.element_size())]
         self._in_place(add_up, host, tensor, root)
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -481,8 +484,7 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values, contiguous in host memory. If possible, do not copy them."""
     if tensor.is_cpu:
         return tensor.contiguous()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor.detach())
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor.detach())
 
 
 def joined(chunks: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -84,8 +84,7 @@ def find_starter() -> Starter:
     """
     if chosen := os.environ.get("DLPAR_MPIEXEC"):
         if (path := shutil.which(chosen)) is None:
-            allowed = "allowed is the path of a program that starts MPI ranks"
-            raise NoMPI(f"DLPAR_MPIEXEC: got {chosen!r}, {allowed}")
+            raise NoMPI(f"DLPAR_MPIEXEC: got {chosen!r}, allowed is a program that starts MPI ranks")
         return _identify(path)
     own = Path(sys.executable).parent / "mpiexec"
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
@@ -108,8 +107,7 @@ def _identify(path: str) -> Starter:
     first = said.splitlines()[0] if said else "unknown"
     if open_mpi := re.search(r"\(?(?:Open ?MPI|OpenRTE|Open MPI)\)? (\d+)\.", said, re.I):
         return Starter(path, "openmpi5" if int(open_mpi[1]) >= 5 else "openmpi4", first)
-    is_hydra = "hydra" in said.lower() or "Intel(R) MPI" in said
-    return Starter(path, "hydra" if is_hydra else "plain", first)
+    return Starter(path, "hydra" if re.search(r"hydra|Intel\(R\) MPI", said, re.I) else "plain", first)
 
 
 def on_one_host(starter: Starter, hostfile: str | None) -> bool:
@@ -149,8 +147,7 @@ def _check_names(hostfile: str) -> None:
         answer.kill()
         if name and owners.setdefault(name, host) != host:
             alike = f"{host} calls itself {name!r}, as {owners[name]} does"
-            why = "each host needs a name of its own, or the launcher hangs"
-            raise NoMPI(f"cluster.hostfile: {alike}; {why}")
+            raise NoMPI(f"cluster.hostfile: {alike}; each host needs its own name, or the launcher hangs")
 
 
 def _is_here(host: str) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import time
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -55,11 +55,11 @@ class DistributedComm(MPIComm):
 
     Attributes
     ----------
-    by_mpi : bool
-        Whether MPI has carried one of its messages between two ranks.
+    launched : threading.Event
+        Set when MPI carries a message, or when the last collective that was started here has ended.
     """
 
-    by_mpi = False
+    launched = threading.Event()
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class DistributedComm(MPIComm):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(mpi, device, zero)
-        self.world = World(self.device, carrier)
+        within, self.world = self.world.in_memory, World(self.device, carrier)
+        self.world.in_memory = within
         if self.device.type == "cuda":
             self.traffic = DeviceTraffic(self.now, self.device)
         if not dist.is_initialized():
@@ -109,7 +110,7 @@ class DistributedComm(MPIComm):
         """Return whether MPI carries a message. Refuse a receive that both carriers might serve."""
         is_packet = peer == tag == ANY and tensor.is_cpu  # gloo could carry it, but it has a tag
         if tag > 0 or tensor.device.type != self.device.type or is_packet:
-            self.by_mpi = True
+            self.launched.set()
             return True
         if ANY in (peer, tag):
             missing = "source" if peer == ANY else "tag"
@@ -139,10 +140,18 @@ class DistributedComm(MPIComm):
         return part
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
-        request = super().start(collective, bucket)
-        # All ranks must launch NCCL's calls of both threads in one order. Messages of MPI have no such order.
-        while self.world.carrier == "nccl" and not (request.test() or self._progress.comm.by_mpi):  # type: ignore[union-attr]
-            time.sleep(0)
+        launched = threading.Event()
+
+        def launch(beside: Any, bucket: torch.Tensor) -> Any:
+            beside.launched = launched
+            return collective(beside, bucket)
+
+        request = super().start(launch, bucket)
+        request.future.add_done_callback(lambda _: launched.set())
+        # All ranks must launch NCCL's calls of both threads in one order. Messages of MPI have no such order, so
+        # a collective has messages of only one of them.
+        if self.world.carrier == "nccl":
+            launched.wait()
         return request
 
     def allreduce(self, tensor: torch.Tensor) -> None:
@@ -231,13 +240,13 @@ def _introduce(comm: MPIComm, carrier: str) -> None:
 
     Ranks on one machine meet at a file and on loopback, other ranks at a store on rank 0.
     """
-    host, store = socket.gethostname(), None
-    if len(set(comm.mpi.allgather(host))) == 1:  # nothing listens on a network
+    if comm.world.in_memory:  # nothing listens on a network
         folder = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)
         store = dist.FileStore(f"{folder}/store", comm.size)
         _, loopback = min(socket.if_nameindex())
         os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
     elif comm.rank == 0:
+        host = socket.gethostname()
         store = dist.TCPStore(host, 0, comm.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
         comm.broadcast((host, store.port))
     else:

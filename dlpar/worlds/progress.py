@@ -58,15 +58,15 @@ class _Started:
     """Pending collective. Its result, or its exception, reaches the thread that waits."""
 
     def __init__(self, future: Future, device: torch.device) -> None:
-        self._future, self._device = future, device
+        self.future, self._device = future, device
 
     def wait(self) -> Any:
-        result, end = self._future.result()
+        result, end = self.future.result()
         _follow(end, self._device)
         return result
 
     def test(self) -> bool:
-        return self._future.done()
+        return self.future.done()
 
 
 def _use_own_stream(device: torch.device) -> None:

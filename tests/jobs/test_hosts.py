@@ -175,9 +175,7 @@ def test_hosts_of_one_name_are_refused(tmp_path):
     hosts, began = Hosts(tmp_path, ("one", "one")), time.monotonic()
     _, said = hosts.train().communicate(timeout=60)
     hosts.close()
-    sentence = (
-        "cluster.hostfile: two calls itself 'one', as this machine does; each host needs a name of its own"
-    )
+    sentence = "cluster.hostfile: two calls itself 'one', as this machine does; each host needs its own name"
     assert sentence in said and time.monotonic() - began < 30
 
 

@@ -139,11 +139,12 @@ def test_replicas_that_began_with_random_weights_go_on_with_their_trained_ones(e
     sync = {"scheme": "gossip", "exchange": exchange, "start": "random"}
     sync |= {"topology": "exp2"} if exchange == "push_sum" else {}  # a directed ring would be cut
     changes = {"sync": sync, "optimizer": "sgd", "lr": 0.1, "cluster": {"world": "simulated"}}
-    run = dlpar.launch(dying({3: 0.6}, steps=80, **changes)).wait(60)
+    run = dlpar.launch(dying({3: 0.6}, steps=80, evaluate_every=80, **changes)).wait(60)
     before, after = (
         run.curve.query(which)["loss"].mean() for which in ("40 <= step < 48", "52 <= step < 60")
     )
     assert after < before and deaths(run) == {(3, 3)}
+    assert run.summary["accuracy"] > 0.25  # the weights themselves, not only those of the losses
 
 
 @pytest.mark.slow

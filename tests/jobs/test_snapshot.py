@@ -195,15 +195,16 @@ def test_kept_attributes_are_put_back_in_place_and_new_ones_are_made():
 
 
 @pytest.mark.parametrize("rule", ["momentum", "adagrad", "adam"])
-def test_what_an_optimizer_had_not_yet_made_is_put_where_its_weights_are(rule):
+@pytest.mark.parametrize("weights, rank", [("meta", "meta"), ("cpu", "meta")], ids=["worker", "server"])
+def test_what_an_optimizer_had_not_yet_made_is_put_where_its_weights_are(rule, weights, rank):
     before, tensors = Optimizer(rule, torch.zeros(3), 0.1), {}
     before.step(torch.ones(3))
-    after = Optimizer(rule, torch.zeros(3, device="meta"), 0.1)
-    put(json.loads(json.dumps(taken(before, "it", tensors))), after, tensors, torch.device("meta"))
+    after = Optimizer(rule, torch.zeros(3, device=weights), 0.1)
+    put(json.loads(json.dumps(taken(before, "it", tensors))), after, tensors, torch.device(rank))
     held = {name: value.device.type for name, value in after.state.items() if isinstance(value, torch.Tensor)}
     # torch counts steps on the host, as it would for a new optimizer.
-    assert held == {name: "cpu" if name == "step" else "meta" for name in held} and held
-    after.step(torch.ones(3, device="meta"))
+    assert held == {name: "cpu" if name == "step" else weights for name in held} and held
+    after.step(torch.ones(3, device=weights))
 
 
 def cut_off(tmp_path):

@@ -24,6 +24,7 @@ from dlpar import Experiment
 from dlpar.comm import base
 from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.data import Dataset
+from dlpar.delays import Delays
 from dlpar.jobs.record import AHEAD, DeviceClock, Recorder
 from dlpar.train import serve, train
 from dlpar.worlds.mpi import DeviceTraffic
@@ -290,6 +291,9 @@ class Event:
     def synchronize(self) -> None:
         self.stream.host.time = max(self.stream.host.time, self.at)
 
+    def query(self) -> bool:
+        return self.stream.host.time >= self.at
+
     def elapsed_time(self, later: Event) -> float:
         assert later.at >= self.at and later.stream.host.time >= later.at, "read before it was there"
         return 1000 * (later.at - self.at)
@@ -432,3 +436,24 @@ def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_fo
     record.close()
     for step in lines(tmp_path):
         assert (step["compute"], step["comm"], step["wait"]) == (2.0, 0.0, 3.0)
+
+
+@pytest.mark.parametrize("split, waits", [("data", 0.0), ({"kind": "tensor", "tensor": 2}, 3.0)])
+def test_a_straggler_s_factor_multiplies_what_its_gpu_computes_and_no_message(gpu, split, waits):
+    host, stream = gpu
+    paused = []
+
+    def settle():
+        host.time = max(host.time, stream.idle_at)
+
+    host.traffic, host.world = DeviceTraffic(host.now, host.device), SimpleNamespace(settle=settle)
+    host.world.pause = paused.append
+    experiment = Experiment(workers=2, split=split, delays={"straggler": {0: 3.0}})
+    delays = Delays(experiment, host, base.Recorder())
+    for step in range(3):
+        began = delays.clock()
+        host.traffic.queued(lambda: stream.work(waits))  # a layer waits for another rank
+        stream.work(2.0)
+        delays.after(step, began, step)
+        stream.work(10.0)  # the sum of gradients is still under way when the next step begins
+    assert paused == [pytest.approx(2 * 2.0)] * 3

@@ -187,7 +187,7 @@ def test_ranks_that_have_made_unequal_numbers_of_groups_make_one_together():
 def test_nccl_s_collectives_are_launched_before_the_rank_goes_on():
     """Two threads of a rank would launch them in another order than those of another rank."""
 
-    def starts(comm, carrier):
+    def starts(comm, carrier, after_mpi=False):
         import torch
 
         def slow(beside, bucket):
@@ -195,12 +195,16 @@ def test_nccl_s_collectives_are_launched_before_the_rank_goes_on():
             beside.allreduce(bucket)
 
         comm.world.carrier, total = carrier, torch.ones(1)
+        if after_mpi:
+            other = 1 - comm.rank
+            comm.start(lambda beside, bucket: beside.sendrecv(bucket, other, bucket.clone(), other, 7), total)
         request = comm.start(slow, total)
         launched = request.test()
         request.wait()
         return launched, total.item()
 
     assert dlpar.spmd(starts, "nccl", workers=2, carrier="gloo") == [(True, 2)] * 2
+    assert dlpar.spmd(starts, "nccl", True, workers=2, carrier="gloo") == [(True, 2)] * 2
     assert dlpar.spmd(starts, "gloo", workers=2, carrier="gloo") == [(False, 2)] * 2
 
 
