@@ -103,7 +103,7 @@ class Death:
         """Die if a death is due after `done` global steps."""
         if done < self.step and (self.time == math.inf or record.comm.now() < self.time):
             return
-        record.flush()
+        record.event("died", after=done)
         record.comm.world.before_death(f"rank {self.rank} died on request after {done} steps")
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -105,8 +105,8 @@ def dead_in(folder: Path) -> set[int]:
     return {r["dead"] for r in found if r.get("k") == "event" and r.get("name") == "death"}
 
 
-def outcome(folder: Path, returncode: int) -> Outcome:
-    """Return the outcome of a job whose mpiexec has ended by itself."""
+def outcome(folder: Path, returncode: int, asked: Container[int | None] = ()) -> Outcome:
+    """Return the outcome of a job whose mpiexec has ended by itself. Some ranks were `asked` to die."""
     errors = errors_in(folder)
     if errors:
         return _of_errors(errors)
@@ -127,7 +127,9 @@ def outcome(folder: Path, returncode: int) -> Outcome:
         how = f"with status {task[3]}: {_last_words(log)}" if task[3] else f"by a signal: {task[4]}"
         return Outcome("failed", f"{name_of(folder, int(task[2]))} ended {how}", int(task[2]))
     if killed:
-        reason = f"{who} was killed by {_signal(int(killed[2]))}"
+        own = _last_records(folder / f"rank-{rank}.jsonl")
+        told = rank in asked or any(record.get("name") == "died" for record in own)
+        reason = f"{who} was killed by {_signal(int(killed[2]), told)}"
     else:
         reason = f"{who} {LEFT}" if left else f"{who if exited or simulated else 'mpiexec'} ended {how}"
     return Outcome("failed", reason, rank)
@@ -146,9 +148,10 @@ def _lost_host(folder: Path, log: str) -> Outcome | None:
     return Outcome("failed", f"host {vanished[0]} is down or cannot be reached", hosts.get(vanished[0]))
 
 
-def _signal(number: int) -> str:
+def _signal(number: int, told: bool = False) -> str:
+    """Name a signal, and say whether the rank was `told` to die or the system may have killed it."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"{name} (perhaps memory ran out)" if number == signal.SIGKILL else name
+    return name + (" on request" if told else " (perhaps memory ran out)" if number == signal.SIGKILL else "")
 
 
 def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:

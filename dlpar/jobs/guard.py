@@ -98,7 +98,7 @@ class Guardian:
                 if self.outcome is None and self._is_over():
                     for _ in range(100):  # the rest of its output; a process that is left may write forever
                         self._hear(0)
-                    self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode))
+                    self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode, self.killed))
         except slots.NoSlots as error:
             self.end("failed", str(error))
         except BaseException as error:  # a fault of the guardian must not leave ranks behind
@@ -112,8 +112,6 @@ class Guardian:
 
     def end(self, status: str, reason: str, rank: int | None = None) -> None:
         """Decide how the job ends. The first decision is final."""
-        if rank in self.killed:
-            reason = reason.replace("(perhaps memory ran out)", "on request")
         self.outcome = self.outcome or diagnosis.Outcome(status, reason, rank)
 
     # -- hearing ---------------------------------------------------------

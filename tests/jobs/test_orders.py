@@ -133,6 +133,12 @@ def test_a_job_that_ends_with_a_rank_killed_by_hand_says_so():
         job.wait(30)
 
 
+def test_a_job_that_ends_with_a_rank_whose_death_was_planned_says_so():
+    experiment = dlpar.Experiment(workers=2, steps=40, deaths={"die": {1: 0.5}})
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
+        dlpar.launch(experiment).wait(30)
+
+
 def test_what_no_rank_can_do_is_refused_in_a_sentence():
     job = begun("real", sync={"scheme": "ps"})
     for order, said in (

@@ -44,7 +44,7 @@ def accumulated_statistics() -> dict[str, Experiment]:
 
 
 def own_samples() -> dict[str, Experiment]:
-    """Train four workers on two or three digits each: without and with batch statistics, and with local steps."""
+    """Train four workers on three or four digits each: without and with batch statistics, and with local steps."""
     training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
     common = Experiment(model={"width": 64}, **training, cluster={**SIMULATED, "platform": "cpu-10gbe"})
     return {
