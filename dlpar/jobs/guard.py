@@ -95,7 +95,7 @@ class Guardian:
                 # Processes left by ended ranks, because mpiexec would wait for their output.
                 if processes.has_children(but=1) and self.mpiexec.poll() is None:
                     processes.kill(self._below(but=self.mpiexec.pid))
-                if self.outcome is None and self._is_over():
+                if self.outcome is None and (self._is_over() or text_of(self.folder / diagnosis.REFUSAL)):
                     for _ in range(100):  # the rest of its output; a process that is left may write forever
                         self._hear(0)
                     self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode, self.killed))
@@ -251,8 +251,7 @@ class Guardian:
         silent = [rank for rank in files if rank in self.progress and now - self.progress[rank][1] > patience]
         silent = sorted(set(silent) - diagnosis.dead_in(self.folder)) if silent else silent
         slowest, all_stand = diagnosis.likely_culprit(files, silent), now - self.moved_at > patience
-        pids = {self.mpiexec.pid: None, **diagnosis.pids_of(self.folder)} if silent else {}
-        for pid, rank in pids.items():
+        for pid, rank in {self.mpiexec.pid: None, **diagnosis.pids_of(self.folder)}.items() if silent else ():
             who = "mpiexec" if rank is None else diagnosis.name_of(self.folder, rank)
             if (all_stand or rank in silent) and processes.state_of(pid)[0] in "Tt":
                 self.end("failed", f"{who} is stopped: process {pid} has not run for {patience:g} s", rank)

@@ -177,6 +177,8 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         (record and isinstance(error, BadExperiment)) or traceback.print_exc()  # a recorded refusal says all
         sys.stderr.flush()
         time.sleep(GRACE)
+        if record and record.comm.world.watches:  # for the guardian: mpiexec lets the others wait
+            (folder / REFUSAL).write_text(f"rank {record.comm.rank} raised {type(error).__name__}: {error}")
         return 1
 
 

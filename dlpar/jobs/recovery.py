@@ -131,8 +131,7 @@ def regroup(
         source = next(n for n, each in enumerate(workers) if each.done == done)
         body = comm.broadcast(state.common() if seat == source else None, source)
         # Replicas that share gradients are equal, except for the last step.
-        is_behind = e.sync.sends_gradients and by_seat[seat].done < done
-        state = body if state is None or is_behind else state
+        state = body if state is None or (e.sync.sends_gradients and by_seat[seat].done < done) else state
     if state is None and seat < e.workers:
         state = State({}, {}, done, done)
     if state is not None:

@@ -66,7 +66,7 @@ class PipelineSplit(Split):
     def cut(self, model: nn.Sequential) -> nn.Module:
         self.stage = Stage(self.task, partial(self.pause, "reduce"))
         part = moved(self.stage.layers, self.comm.device)
-        release(model, part)
+        self.release()
         return part
 
     def gradient(self, step: int) -> None:
@@ -214,7 +214,8 @@ class PipelineSplit(Split):
         return self.comm.compute(self.stage.whole)
 
     def release(self) -> None:
-        release(self.task.model, self.stage.layers)
+        if self.comm.world.computes:  # otherwise all ranks share one outline
+            release(self.task.model, self.stage.layers)
 
 
 class Stage:

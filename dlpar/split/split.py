@@ -189,8 +189,7 @@ class Split:
         """Add the gradient of a micro-batch."""
         work = partial(propagate, loss, self.task.share(samples))
         marks = self.replica.marks if self.replica.last else ()
-        cost = self.flops * samples * 2 / 3
-        self.comm.world.backward(self.comm, work, cost=cost, marks=marks)
+        self.comm.world.backward(self.comm, work, cost=self.flops * samples * 2 / 3, marks=marks)
 
     def _report(self, loss: Tensor | float, samples: int) -> None:
         """Store loss and samples of the step.

@@ -338,7 +338,7 @@ class Overlapping(nn.Module):
     def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
         """Join all neurons: common neurons as computed here, and the other neurons from their owners."""
         alone = own[:, self.common :]
-        if not alone.numel():
+        if not alone.shape[1]:
             return torch.cat(computed, 1)
         sent = self.group.gather(alone, [alone.shape[1]] * self.group.size, 1)
         pieces = zip((part[:, : self.common] for part in computed), sent)

@@ -74,7 +74,8 @@ def without(e: Experiment, stay: list[int], servers: int, spares: int) -> Experi
         if e.backup:
             changes["sync"] = {"backup": max(0, e.backup - (e.workers - len(stay)))}
         if e.sync.has_graph:
-            changes["sync"] = {"topology": "edges", "edges": graph_of(e, new)}
+            edges = graph_of(e, new)
+            changes["sync"] = {"topology": "edges" if edges else "complete", "edges": edges}
         elif hasattr(e.sync, "peers"):
             changes["sync"] = {"peers": max(1, min(e.sync.peers, len(stay) - 1))}
         changes |= {"workers": len(stay), "delays": _delays_of(e, new)}

@@ -19,6 +19,7 @@ from dlpar.jobs import recovery
 from dlpar.jobs.diagnosis import pids_of
 from dlpar.jobs.processes import parent_of
 from dlpar.jobs.rank import simulate
+from dlpar.jobs.record import Recorder
 from dlpar.jobs.run import Run
 from dlpar.jobs.snapshot import Attempt, Keeper, begin, newest, shard
 from dlpar.jobs.tail import lines_of
@@ -145,6 +146,32 @@ def test_replicas_that_began_with_random_weights_go_on_with_their_trained_ones(e
     )
     assert after < before and deaths(run) == {(3, 3)}
     assert run.summary["accuracy"] > 0.25  # the weights themselves, not only those of the losses
+
+
+@pytest.mark.slow
+def test_of_two_workers_that_gossip_one_goes_on_alone():
+    run = dlpar.launch(dying({1: 0.5}, workers=2, sync="gossip", cluster={"world": "simulated"})).wait(60)
+    assert run.summary["steps"] == STEPS and deaths(run) == {(1, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_death, sync", [("shrink", "ring"), ("spare", "ring"), ("shrink", "ps")])
+def test_an_error_ends_a_job_that_survives_deaths_at_once(on_death, sync, tmp_path, monkeypatch):
+    (tmp_path / "failing.py").write_text(
+        "from dlpar.jobs.record import Recorder\n"
+        "step = Recorder.step\n"
+        "def failing(record, number, **facts):\n"
+        "    step(record, number, **facts)\n"
+        "    assert record.comm.rank != 1 or number < 3, 'after step 3'\n"
+        "Recorder.step = failing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("DLPAR_PLUGINS", "failing")
+    monkeypatch.setattr("dlpar.jobs.record.Recorder.step", Recorder.step)  # the plug-in changes it here, too
+    job = dlpar.launch(dying({}, on_death, sync=sync, cluster={"timeout": 60.0}))
+    with pytest.raises(dlpar.JobFailed, match="rank 1 raised AssertionError: after step 3"):
+        job.wait(30)
 
 
 @pytest.mark.slow

@@ -236,6 +236,23 @@ def test_overlapping_neurons_change_the_bytes_and_nothing_else(ranks, redundancy
     assert sent(steps) == payload(exchanges(Experiment(**MODELS[name], workers=ranks, split=split)), ranks)
 
 
+def test_a_batch_without_samples_leaves_overlapping_neurons_as_they_are():
+    fields = {
+        "steps": 20,
+        "batch": 16,
+        "model": {"width": 24},
+        "dtype": "float64",
+        "cluster": {"world": "simulated"},
+    }
+    sampled = Experiment(workers=1, sync={"scheme": "mapreduce", "fraction": 0.05}, **fields)
+    cut = sampled.replace(workers=4, split={"kind": "tensor", "redundancy": 0.25})
+    alone, four = (dlpar.launch(each).wait(60) for each in (sampled, cut))
+    assert (alone.steps["samples"] == 0).any()
+    assert four.curve["loss"].to_numpy() == pytest.approx(
+        alone.curve["loss"].to_numpy(), rel=1e-12, nan_ok=True
+    )
+
+
 def test_redundancy_pays_where_a_batch_has_more_samples_than_a_neuron_has_weights():
     def pieces(batch: int, redundancy: float) -> tuple[int, int, int]:
         return redundant_pieces(batch, inputs=63, neurons=80, ranks=4, redundancy=redundancy)

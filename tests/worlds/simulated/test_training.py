@@ -122,6 +122,10 @@ CHARGED = {
     "fp16 to a driver": dict(compression={"codec": "fp16"}, sync={"scheme": "mapreduce"}),
     "convolutions": dict(model={"name": "cnn", "width": 16, "depth": 1, "norm": "batch"}),
     "delays": dict(delays={"kind": "exponential", "delay_ms": 5.0, "straggler": {1: 3.0}}),
+    "a pipeline": dict(split={"kind": "pipeline", "stages": 3, "microbatches": 2}),
+    "a pipeline, to a server": dict(
+        split={"kind": "pipeline", "stages": 3, "microbatches": 2}, sync={**PS, "servers": 3}
+    ),
     "servers beside workers": dict(sync={**PS, "servers": 2}, cluster={"placement": "colocated"}),
 }
 
