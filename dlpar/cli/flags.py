@@ -48,6 +48,8 @@ class Flag:
         For a head: all its values.  For another field: the heads that use it, empty if all do.
     is_head : bool
         Whether the field's value chooses the kind of its part.
+    defaults : tuple of (str, object)
+        For a field whose default differs among kinds: each head and its default.
     """
 
     path: tuple[str, ...]
@@ -55,6 +57,7 @@ class Flag:
     field: FieldInfo
     kinds: tuple[str, ...] = ()
     is_head: bool = False
+    defaults: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -109,9 +112,15 @@ def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
     found = [Flag((part, head), _spelled(field.title or head), field, every, is_head=bool(every))]
     fields = {name: field for kind in several for name, field in kind.model_fields.items() if name != head}
     for name, field in fields.items():
-        having = tuple(value for kind in several if name in kind.model_fields for value in heads[kind])
-        spelling = _spelled(field.title or name)
-        found.append(Flag((part, name), spelling, field, () if having == every else having))
+        defaults = {
+            value: kind.model_fields[name].get_default()
+            for kind in several
+            if name in kind.model_fields
+            for value in heads[kind]
+        }
+        having = () if tuple(defaults) == every else tuple(defaults)
+        differing = tuple(defaults.items()) if len(set(map(str, defaults.values()))) > 1 else ()
+        found.append(Flag((part, name), _spelled(field.title or name), field, having, False, differing))
     return found
 
 
@@ -160,7 +169,9 @@ def _help(flag: Flag) -> str:
     if flag.kinds and not flag.is_head:
         parts.append(f"For {' and '.join(flag.kinds)}")
     default = flag.field.get_default()
-    if default not in (None, "", (), {}):
+    if flag.defaults:
+        parts.append(f"Default: {', '.join(f'{_written(value)} ({kind})' for kind, value in flag.defaults)}")
+    elif default not in (None, "", (), {}):
         parts.append(f"Default: {_written(default) if not flag.is_switch else 'on' if default else 'off'}")
     return ". ".join(parts) + "."
 
@@ -318,7 +329,11 @@ def to_flags(experiment: Experiment) -> list[str]:
     ordinary, words = Experiment(), []
     for flag in flags():
         value = _value_at(experiment, flag.name, _ABSENT)
-        if value in (_ABSENT, _value_at(ordinary, flag.name, flag.field.get_default())):
+        if value is _ABSENT:
+            continue
+        part = reduce(getattr, flag.path[:-1], ordinary if flag.is_head else experiment)
+        # Kinds may have different defaults of one field.
+        if value == type(part).model_fields[flag.path[-1]].get_default(call_default_factory=True):
             continue
         if flag.is_switch:
             words.append(flag.spelling if value else f"--no-{flag.spelling[2:]}")

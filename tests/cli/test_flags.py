@@ -72,6 +72,21 @@ def test_flags_say_only_what_is_not_usual():
     assert flags.to_flags(experiment) == words
 
 
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"kind": "pipeline", "stages": 2, "microbatches": 1},
+        {"kind": "pipeline", "stages": 0},
+        {"kind": "tensor", "tensor": 2},
+        {"kind": "hybrid", "stages": 2, "tensor": 2, "microbatches": 1},
+        {"kind": "data", "microbatches": 8},
+    ],
+)
+def test_kinds_with_different_defaults_of_one_field_survive_their_flags(split):
+    experiment = Experiment(workers=4, model={"depth": 4}, split=split)
+    assert flags.read(typed(flags.to_flags(experiment))) == experiment
+
+
 # ---- a part of several kinds ------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -64,13 +65,20 @@ def test_figures_that_are_not_finite_are_null(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failed_run_says_why_on_stderr_with_each_rank_s_traceback(tmp_path):
+def test_a_run_with_bad_data_says_so_in_a_sentence(tmp_path):
     (tmp_path / "train-images-idx3-ubyte").touch()
     done = program("run", "--workers", "2", "--data", "mnist", "--folder", str(tmp_path), "--json")
+    assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
+    assert done.stderr.startswith("dlpar run: mnist: train-labels-idx1-ubyte (or .gz) is missing in ")
+
+
+def test_a_failed_run_says_why_on_stderr_with_each_rank_s_traceback(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import dlpar.train\ndlpar.train.load = lambda *data: 1 / 0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("DLPAR_PLUGINS", "broken")
+    done = program("run", "--workers", "2", "--json")
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith(
-        "dlpar run: rank 0 raised BadData: mnist: train-labels-idx1-ubyte (or .gz) is"
-    )
+    assert done.stderr.startswith("dlpar run: rank 0 raised ZeroDivisionError: division by zero")
     for rank in (0, 1):
         assert f"--- rank {rank} ---\nTraceback (most recent call last)" in done.stderr
     assert str(runs_folder()) in done.stderr.splitlines()[-1]
