@@ -134,7 +134,7 @@ class Panel(RunPage):
         with self._guard_jobs:
             self._start([("", experiment)])
             self.runs.insert(0, self.job.run)
-            self.tell(message=disagreement(experiment), offer=None)
+            self.tell(message=disagreement(experiment))
             if experiment.cluster.world == "simulated":
                 self._ghost.want(experiment)
         self.flush()
@@ -197,8 +197,7 @@ class Panel(RunPage):
         match message:
             case {"do": "set", "path": path, "value": value}:
                 self.choose(path, value)
-                if not self.state["busy"]:  # a simulation would take time from the ranks that are measured
-                    self._ghost.want(None if self.state["wrong"] else self.experiment)
+                self._simulate_soon()
             case {"ask": "recordings"}:
                 self.tell(recordings=recordings())
             case {"do": "play", "run": run, "speed": speed}:
@@ -211,8 +210,13 @@ class Panel(RunPage):
                 self.beside(getattr(self, f"_{other}_instead"))
             case {"do": "take" | "undo" | "away" as how}:
                 getattr(self._offer, how)()
+                self._simulate_soon()
             case _:
                 super().hear(message)
+
+    def _simulate_soon(self) -> None:
+        """Foresee the settings. During a run a simulation would take time from the ranks that are measured."""
+        self._ghost.want(None if self.state["busy"] or self.state["wrong"] else self.experiment)
 
     def _simulate_instead(self) -> None:
         """Leave the queue, and run the same experiment in the simulated world."""
@@ -253,7 +257,6 @@ class Panel(RunPage):
             self.job = job = resume(run or self.job.run)
             self.runs[:] = [job.run, *(other for other in self.runs if other.id != job.run.id)]
             self._asked, self._failure, self._status.prefix = [], "", ""
-            self.tell(offer=None)
             self._begin(job.run, job.run.experiment)
             self._follow(Watch(job.run.path, self))
         return job
@@ -282,10 +285,10 @@ class Panel(RunPage):
         Also say whether their simulation is long.
         """
         rate = foreseen.rate
-        if experiment:
+        if experiment and self.state["message"] == (told := disagreement(experiment)):  # not a refusal
             is_long = experiment.cluster.world == "simulated" and foreseen.seconds > LONG
             said = f"This simulation takes {duration(foreseen.seconds)} or more." if is_long else ""
-            self.tell(message=" ".join(filter(None, (disagreement(experiment), said))))
+            self.tell(message=" ".join(filter(None, (told, said))))
         with self._guard:
             shown = [run.experiment for run in self._shown.values()]
             what = labels([*shown, experiment])[-1] if shown and experiment not in shown and rate else ""

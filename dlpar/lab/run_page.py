@@ -123,9 +123,10 @@ class RunPage(Page):
         """Act as the Stop button does: end the running job, if any, and start no other."""
         if not self.running:
             return
-        if self._asked:
-            self._failure = f"{self._asked[0][0]} was not run: the panel was stopped first"
-            self._asked = []
+        with self._guard_jobs:  # the next run is not about to start
+            if self._asked:
+                self._failure = f"{self._asked[0][0]} was not run: the panel was stopped first"
+                self._asked = []
         self.tell(stoppable=False)
         if self.job:
             self._status.say("Stopping …")
@@ -261,6 +262,8 @@ class RunPage(Page):
 
         The default name lists the settings that differ.
         """
+        if self.state["offer"] and self.state["offer"]["actions"] == ["resume"]:  # a teacher's offer stays
+            self.tell(offer=None)
         with self._guard:
             for key, other in list(self._shown.items()):
                 if key in (run.id, self._opening) or loss_title(other.experiment) != loss_title(experiment):
@@ -387,8 +390,7 @@ class Status:
         self.experiment, self.path = experiment, path
         self.errors: dict[int, dict[str, Any]] = {}
         self._log_size, self._shown, self.launch_s, self._seen, self.chosen = -1, 0.0, None, None, {}
-        status = "running" if path else ""
-        self.page.tell(done=0, steps=experiment.steps, status=status, path=str(path or ""))
+        self.page.tell(done=0, steps=experiment.steps, status="running" if path else "", path=str(path or ""))
         self.page.tell(message="", log="")
         self.say(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
 

@@ -213,9 +213,7 @@ def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     for what in ("version", "clock", "weights"):
         if differs := difference(getattr(mine, what), getattr(right, what), 1e-5, f"server.{what}"):
             return differs
-    try:
-        answered = list(answered)
-    except TypeError:
+    if not isinstance(answered, (list, tuple, set)):
         return f"on_push returned {answered!r}, expected a list of workers: {go}"
     if len(set(answered)) != len(answered):
         return f"on_push returned {answered}, but a worker may appear only once"

@@ -259,8 +259,7 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     of_one_kind([run.experiment for run in runs], "runs")
     why = "the library moved the data and does not report how much, so x bytes has no place for it"
     for run in runs:
-        fine = plot.x in _ends(run.experiment)
-        require(fine, f"run {run.id}: {why}; allowed is step, samples or seconds")
+        require(plot.x in _ends(run.experiment), f"run {run.id}: {why}; allowed is step, samples or seconds")
     return drawn(plot, runs, titles)
 
 

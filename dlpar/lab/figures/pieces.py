@@ -438,8 +438,7 @@ def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
         If there is no image, or lengths or shapes differ.
     """
     allowed = f"as many as expected, {len(expected)}, and titles, from 1"
-    fine = len(got) == len(expected) == len(titles) > 0
-    require(fine, f"got: got {len(got)}, allowed is {allowed}")
+    require(len(got) == len(expected) == len(titles) > 0, f"got: got {len(got)}, allowed is {allowed}")
     shares = [_share(mine, right) for mine, right in zip(got, expected)]
     most, domains = max(float(share.max()) for share in shares), theme.columns(len(shares), GAP)
     figure, rows = blank(showlegend=False), []

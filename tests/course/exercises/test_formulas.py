@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import SimpleNamespace
+
 import pytest
 
 from dlpar.course import judge
+from dlpar.course.exercises import formulas
 from dlpar.lab import check_all_sent, check_efficiency, check_grid, check_interval, check_step
 
 pytestmark = pytest.mark.slow
@@ -45,9 +49,16 @@ def bubble_of_everything(data, tensor, pipeline, microbatches, gradient, bandwid
     return whole + last * (pipeline - 1) / microbatches
 
 
+def no_bubble_on_sums(data, tensor, pipeline, microbatches, summed, bandwidth, **given):
+    """Forget that the sums of layers wait in the bubble, too."""
+    sums = ring(tensor, summed / (data * pipeline), bandwidth)
+    return sums + solved(data, tensor, pipeline, microbatches, summed=0, bandwidth=bandwidth, **given)
+
+
 @pytest.mark.parametrize(
     "wrong, where",
     [
+        (no_bubble_on_sums, "pipeline=2"),
         (without_bubble, "pipeline=4"),
         (whole_gradient, "data=4"),
         (whole_batch_summed, "data=4"),
@@ -58,6 +69,15 @@ def bubble_of_everything(data, tensor, pipeline, microbatches, gradient, bandwid
 def test_each_forgotten_term_is_found_on_a_grid_where_it_counts(wrong, where):
     verdict = check_grid(wrong, hints=HINTS)
     assert verdict.status == "not yet" and where in verdict.sentence and verdict.hints == HINTS[:1]
+
+
+@pytest.mark.parametrize("which, width", [(0, 0), (1, 6), (2, 0), (3, 6), (4, 0)])
+def test_no_draw_of_a_grade_refuses_the_right_formula_or_accepts_a_wrong_one(which, width, monkeypatch):
+    drawn = SimpleNamespace(integers=lambda end: {len(formulas.MORE_GRIDS): which, 7: width}[end])
+    monkeypatch.setattr(formulas, "secret", lambda purpose: drawn)
+    monkeypatch.setattr(formulas, "_grids", cache(formulas._grids.__wrapped__))
+    assert check_grid(solved).status == "solved"
+    assert check_grid(no_bubble_on_sums).status == "not yet"
 
 
 def test_a_grid_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch):
