@@ -1,5 +1,7 @@
 """The panel that runs several experiments and draws one figure and one table."""
 
+from threading import Event, Thread
+
 import pytest
 
 import dlpar
@@ -131,6 +133,28 @@ def test_stop_ends_the_present_run_and_starts_no_other(monkeypatch):
     until(lambda: page.state["words"].startswith("1 of 2, workers=1: stopped after"))
     with pytest.raises(JobFailed, match="workers=1: stopped by its owner"):
         comparison.wait(1)
+
+
+def test_stop_during_the_launch_of_the_next_run_is_not_lost(monkeypatch, launched):
+    first, begun, go_on = dlpar.launch, Event(), Event()
+
+    def launch(experiment):
+        if launched:
+            begun.set()
+            assert go_on.wait(10)
+        return first(experiment)
+
+    monkeypatch.setattr(dlpar, "launch", launch)
+    comparison = compare(EXPERIMENTS)
+    comparison.run()
+    assert begun.wait(10)
+    stops = Thread(target=comparison.stop)
+    stops.start()
+    stops.join(0.2)
+    go_on.set()
+    stops.join(10)
+    until(lambda: not comparison.running)
+    assert len(comparison.runs) == len(launched) == 2
 
 
 def test_a_launch_that_fails_halfway_is_told(monkeypatch, launched):

@@ -90,9 +90,17 @@ def test_while_ranks_are_measured_nothing_is_simulated(monkeypatch):
     panel.run()
     page.do(do="set", path="workers", value="2")
     panel.leave()
-    assert asked == []
+    assert asked == [None]  # the speed of other settings is withdrawn
     page.do(do="set", path="workers", value="3")
-    assert [experiment.workers for experiment in asked] == [3]
+    assert [experiment.workers for experiment in asked[1:]] == [3]
+
+
+def test_a_refusal_to_run_stays_when_a_simulation_ends():
+    page = Reader(panel := Panel(Experiment(workers=1, steps=1000)))
+    panel.foresee(panel.experiment, Foreseen(5.0, 1e6))
+    panel.tell(message=(refusal := "workers: 9 need about 0.2 GB of memory, 0.1 GB is left: 4 would fit"))
+    panel.foresee(panel.experiment, Foreseen(5.0, 1e6))
+    assert page.state["message"] == refusal
 
 
 def test_a_long_simulation_is_announced_and_may_be_run(monkeypatch):

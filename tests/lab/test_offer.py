@@ -7,11 +7,12 @@ import time
 
 import pytest
 
+import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.lab import panel as module
 from dlpar.lab.exchange import OFFER_LASTS, current_offer, put_offer
 from dlpar.lab.panel import Panel
-from lab.folders import until
+from lab.folders import ThreadJob, until
 from lab.readers import Reader
 
 SENT = Experiment(
@@ -57,6 +58,21 @@ def test_an_offer_changes_nothing_until_it_is_taken_and_can_be_undone():
     assert panel.experiment == SENT
     page.do(do="away")
     assert page.state["offer"] is None and panel.experiment == SENT
+
+
+def test_an_offer_stays_when_another_run_begins_but_the_offer_to_resume_goes(monkeypatch):
+    monkeypatch.setattr(dlpar, "launch", ThreadJob, raising=False)
+    panel = Panel(Experiment(workers=2, steps=3))
+    page = Reader(panel)
+    put_offer(sent(SENT))
+    panel._offer.see(current_offer())
+    panel.run()
+    until(lambda: not panel.running)
+    assert buttons(page) == ["take", "away"]
+    panel.tell(offer={"text": "Its newest snapshot is after step 2.", "actions": ["resume"]})
+    panel.replay(panel.runs[0])
+    assert buttons(page) == []
+    panel.leave()
 
 
 def test_undo_stays_when_the_offer_is_taken_back_or_another_comes():
