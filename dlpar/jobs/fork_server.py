@@ -87,8 +87,7 @@ def idle_seconds() -> float:
     try:
         return float(given)
     except ValueError:
-        allowed = "a number of seconds, 0 for no warm start"
-        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is {allowed}") from None
+        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is seconds, 0 for no warm start") from None
 
 
 def prepare() -> None:

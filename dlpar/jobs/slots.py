@@ -329,8 +329,7 @@ class Keeper:
             self.paused = bool(question["pause"])
             self._say(asker, {"paused": self.paused})
         else:
-            said = "pause: only teachers may do this, whom `dlpar slots --teachers` names"
-            self._say(asker, {"refused": said})
+            self._say(asker, {"refused": "pause: only teachers may do this: see `dlpar slots --teachers`"})
 
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:
         try:

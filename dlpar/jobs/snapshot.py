@@ -176,7 +176,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
     BadExperiment
         If there is no such snapshot. The message says why the newest is refused.
     """
-    why = "it has none: only a run with snapshot.every above 0 writes them"
+    why = "it has none that is complete: only a run with snapshot.every above 0 writes them"
     for step in snapshots_in(folder):
         try:
             held = check(folder, step, experiment)
@@ -406,8 +406,9 @@ class Keeper(comm.Keeper):
         self.own, self.done = own, done
         self.orders.hear(self.record, self.parts.get("delays"))
         self.orders.after(done, self.record)
-        is_due = self.every and done // self.every > self._last // self.every
-        if not is_due or (done >= self.experiment.steps and not at_end):
+        # Several, for a slow worker that runs free.
+        due = range((self._last // self.every + 1) * self.every, done + 1, self.every) if self.every else ()
+        if not due or (done >= self.experiment.steps and not at_end):
             return
         self._last = done
         self.record.flush()
@@ -416,7 +417,7 @@ class Keeper(comm.Keeper):
         if self.rank in self.shards:
             self.close()  # at most one copy waits in memory
             with self.record.span("snapshot"):
-                self._copied = State.of(self.parts, own, done), done // self.every * self.every
+                self._copied = State.of(self.parts, own, done), due
 
     @property
     def is_whole(self) -> bool:
@@ -449,13 +450,16 @@ class Keeper(comm.Keeper):
         if self._copied:
             self._writing, self._copied = _writer.submit(self._write, *self._copied), None
 
-    def _write(self, state: State, step: int) -> dict[str, Any]:
-        path = shard(self.folder, step, self.rank)
-        path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        state.write(path)
-        if all(shard(self.folder, step, rank).exists() for rank in self.shards):
-            self._commit(path.parent, step)
-        return {"step": step, "bytes": sum(tensor.nbytes for tensor in state.tensors.values())}
+    def _write(self, state: State, due: range) -> dict[str, Any]:
+        own = shard(self.folder, due[-1], self.rank)
+        for step in reversed(due):
+            path = shard(self.folder, step, self.rank)
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            state.write(own) if path == own else os.link(own, path)
+            if all(shard(self.folder, step, rank).exists() for rank in self.shards):
+                self._commit(path.parent, step)
+                break
+        return {"step": due[-1], "bytes": sum(tensor.nbytes for tensor in state.tensors.values())}
 
     def _commit(self, folder: Path, step: int) -> None:
         """Complete a snapshot with its manifest, and drop older snapshots. Two ranks may do this at once."""

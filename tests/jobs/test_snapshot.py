@@ -19,7 +19,7 @@ from dlpar.jobs.launch import Job, JobFailed
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import is_locked
-from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken
+from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken, written
 from dlpar.jobs.tail import attempts_in
 from dlpar.split import mesh
 from dlpar.split.mesh import groups
@@ -356,6 +356,16 @@ def test_a_job_that_goes_on_with_more_workers_sums_up_the_whole_run():
     run = dlpar.resume(job.run, workers=6).wait(60)
     written = json.loads((run.path / "summary.json").read_text())
     assert written["steps"] == STEPS and written["samples_per_s"] > 0
+
+
+@pytest.mark.parametrize("sync", [PS | {"consistency": "asp"}, {"scheme": "gossip", "exchange": "pairwise"}])
+def test_slow_workers_that_run_free_pass_several_snapshots_at_once_and_complete_them(sync, tmp_path):
+    slow = {"kind": "constant", "delay_ms": 1.0, "straggler": {0: 7.0, 1: 11.0}}
+    e = trained(workers=4, steps=60, sync=sync, delays=slow, snapshot={"every": 2}, deaths={"die": {2: 0.9}})
+    _, run = simulated(tmp_path / "run", e)
+    written()
+    # The slowest worker makes a step in every six global steps, and its copy is written one step later.
+    assert run.snapshots[0] >= 0.9 * 60 - 3 * 6
 
 
 def test_a_set_without_its_last_shard_is_no_snapshot_and_older_ones_go(tmp_path):
