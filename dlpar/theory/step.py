@@ -47,7 +47,8 @@ class PredictedStep(NamedTuple):
     compute : float
         Part of these seconds in which a worker computes. In the rest it sends, receives or waits.
     kind : str
-        ``exact``: equal to a simulation, apart from rounding; or ``upper bound``, ``lower bound`` or
+        ``exact``: equal to a simulation, apart from rounding and from the remainder if N does not divide a
+        tensor; or ``upper bound``, ``lower bound`` or
         ``estimate`` of the seconds.
     """
 
@@ -382,7 +383,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     else:
         degree = min(1 if sync.exchange == "one_peer" else sync.peers, workers - 1)
         mixing, kind = degree + 1, EXACT
-    exchange = incast(degree, costs.link, costs.bytes(n))
+    exchange = incast(degree, costs.link, costs.bytes(n + is_directed))  # push-sum sends its mass, too
     if sync.has_graph and kind == EXACT:  # the message that a worker takes first arrives last
         exchange += max(0, degree - 1) * costs.link.overhead
     adapting = 10 if is_directed else 5  # FLOPs per weight: sketch, scale the gradient, update

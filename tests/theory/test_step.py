@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from dlpar import Experiment
+from dlpar import Experiment, launch
 from dlpar.theory import Servers, predict
 from dlpar.train import serve, train
 from dlpar.worlds.platforms import platform, workload
@@ -312,7 +312,7 @@ def test_times_that_vary_are_simulated(ours, timing):
 def test_predicting_loads_no_torch():
     code = """
 import sys
-from dlpar import Experiment
+from dlpar import Experiment, launch
 from dlpar.theory import predict
 for sync in ("ring", "ps", "mapreduce", "gossip"):
     assert predict(Experiment(sync=sync, cluster={"world": "simulated"})).seconds > 0
@@ -346,3 +346,11 @@ def test_a_ring_is_above_a_parameter_server_from_8_gpus_on(gpus):
     for servers in {1, gpus // 4}:
         of_servers = horovod("resnet101", gpus, {"scheme": "ps", "servers": servers})
         assert horovod("resnet101", gpus, "ring") < of_servers
+
+
+def test_push_sum_sends_one_number_more_than_the_weights():
+    sync = {"scheme": "gossip", "topology": "exp2", "exchange": "push_sum"}
+    small = {"model": "linear", "data": "diabetes", "cluster": {"platform": "cpu-1gbe", "messages": "values"}}
+    mine = experiment(4, sync, **small)
+    told, taken = predict(mine), launch(mine).wait(60).curve["seconds"].diff().median()
+    assert told.kind == "exact" and told.seconds == pytest.approx(taken, rel=1e-9)
