@@ -60,8 +60,7 @@ def become(account: str) -> None:
 
 
 def _kernel(call: str, *arguments: Any) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, call)(*arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), call)(*arguments):
         raise OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
 
 
@@ -155,8 +154,7 @@ def _called(answer: str, space: dict, name: str, given: list, named: dict) -> by
     except BaseException as error:
         while (trace := error.__traceback__) and trace.tb_frame.f_globals.get("__name__") == __name__:
             error.__traceback__ = trace.tb_next
-        story = "".join(traceback.format_exception(error))[-TOLD:]
-        return packed(("raised", type(error).__name__, story))
+        return packed(("raised", type(error).__name__, "".join(traceback.format_exception(error))[-TOLD:]))
 
 
 def _line() -> str:

@@ -366,8 +366,7 @@ def give_out_slots(c: Any, settings: Settings) -> str:
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":
         return ""
-    usual = USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"
-    path = Path(named or usual)
+    path = Path(named or (USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"))
     if not is_kept(path):
         command = [*TIED, *PYTHON, "dlpar.cli", "slots", f"--socket={path}", f"--ranks={settings.slots}"]
         if settings.accounts == SYSTEM:  # nobody: the account of the teacher's page

@@ -80,8 +80,7 @@ class Students:
         jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in report["jobs"]]
         has, wanted = report["offer"], self.offer and self.offer["id"]
         self.answers.heard(name, report["predictions"])
-        offered = wanted is not None and has == wanted
-        self.rows[name] = time.monotonic(), {"jobs": jobs, "offered": offered}
+        self.rows[name] = time.monotonic(), {"jobs": jobs, "offered": wanted is not None and has == wanted}
         return {"stop": [*self.to_stop.pop(name, ())]} | ({} if has == wanted else {"offer": self.offer})
 
     def send(self, teacher: str, fields: Any) -> dict[str, Any]:

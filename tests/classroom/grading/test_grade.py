@@ -242,6 +242,24 @@ def test_after_an_update_an_answer_in_the_new_version_counts(tmp_path: Path, lab
     assert verdict["said"] == wanted if wanted else "unchanged since its release" in verdict["said"]
 
 
+@pytest.mark.parametrize(
+    "copies", [(None, "return 7"), ("old stub", None, "return 7"), ("old stub", "wrong", "return 7")]
+)
+def test_after_updates_the_newest_solved_answer_counts(tmp_path: Path, lab: Path, copies) -> None:
+    """`copies`: of each copy, from the newest to her own, the body of the answer."""
+    for number, body in enumerate(reversed(copies)):
+        hand_in(lab, tmp_path / "new", body)
+        (tmp_path / "home/ada").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "new" / lab.name).rename(tmp_path / "home/ada" / f"{lab.stem}{' (new)' * number}.ipynb")
+    blank = exercise(nbformat.read(lab, as_version=4))
+    box = SimpleNamespace(
+        judge=lambda trial: {"solved": trial["answer"] == "return 7", "said": trial["answer"]}
+    )
+    notebook, verdict = judged(str(tmp_path / "home"), "ada", SMALL, blank, box)
+    assert verdict == {"solved": True, "said": "return 7"}
+    assert any(cell.source == "return 7" for cell in notebook.cells)
+
+
 def test_a_path_with_a_name_in_it_reads_the_same_notebook(tmp_path: Path, lab: Path) -> None:
     hand_in(lab, tmp_path / "home" / "ada" / "labs", "pass")
     cells = handed_in(f"{tmp_path}/home/{{student}}/labs", "ada", SMALL)
