@@ -134,8 +134,7 @@ class Page(anywidget.AnyWidget):
 
 def kernel() -> Any:
     """Return the Jupyter kernel of this process, or None if there is none."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None)
+    return getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel", None)
 
 
 def this_cell() -> tuple[str, str] | None:

@@ -47,8 +47,8 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
         If the name is none of these, or a number is not allowed.
     """
     _check(BUBBLES, schedule, stages, microbatches, chunks)
-    share = (stages - 1) / microbatches
-    return {"interleaved": share / chunks, "zb-h1": share / 3, "zb-h2": 0.0}.get(schedule, share)
+    share, h1 = (stages - 1) / microbatches, max(stages - 1, 2 * stages - 1 - microbatches) / 3 / microbatches
+    return {"interleaved": share / chunks, "zb-h1": h1, "zb-h2": 0.0}.get(schedule, share)
 
 
 class Bar(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlpar.theory import bubble
+from dlpar.theory.pipeline import idle_share, timeline
 
 
 def test_bubbles_are_those_of_megatron_and_of_zero_bubble():
@@ -15,6 +16,13 @@ def test_bubbles_are_those_of_megatron_and_of_zero_bubble():
         assert bubble("zb-h1", p, m) == pytest.approx((p - 1) / (3 * m))
         assert bubble("zb-h2", p, m) == 0
     assert bubble("1f1b", 1, 8) == 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_the_bubble_is_that_of_the_timeline_also_with_few_micro_batches(schedule):
+    for p in range(1, 8):
+        for m in range(1, 12):
+            assert bubble(schedule, p, m) == pytest.approx(idle_share(timeline(schedule, p, m)), abs=1e-9)
 
 
 @pytest.mark.parametrize(

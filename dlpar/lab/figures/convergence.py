@@ -223,8 +223,7 @@ def _ends(experiment: Experiment) -> dict[str, float]:
     """Return the initial upper limits of the horizontal axes. Steps and samples never exceed their limits."""
     found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
     # The library's all-reduce does not report its bytes.
-    is_counted = getattr(experiment.sync, "allreduce", "") != "library"
-    return {**found, "MB sent": 1.0} if is_counted else found
+    return {**found, "MB sent": 1.0} if getattr(experiment.sync, "allreduce", "") != "library" else found
 
 
 def _latest(curve: Curve) -> dict[str, float]:

@@ -362,8 +362,9 @@ def sending(experiment: Experiment) -> Figure:
         If the experiment is of another kind.
     """
     sync, name = experiment.sync, experiment.cluster.stand_in_for
-    wanted = "an overlapped ring that stands in for a workload"
+    wanted = "an overlapped ring, without micro-batches, that stands in for a workload"
     fine = sync.scheme == "ring" and sync.allreduce == "ring" and sync.overlap and name is not None
+    fine = fine and experiment.split.kind == "data" and experiment.split.microbatches == 1
     require(fine, f"experiment: got other than {wanted}, allowed is that")
     charged, platform = workload(name), platform_of(experiment)
     computing = 1e3 * platform.device.seconds(experiment.local_batch(0) * charged.flops, charged)

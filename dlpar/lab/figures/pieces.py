@@ -470,5 +470,4 @@ def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """
     allowed = f"allowed is the expected one, {tuple(expected.shape)}"
     require(got.shape == expected.shape, f"got: got shape {tuple(got.shape)}, {allowed}")
-    apart = (got.detach() - expected.detach()).abs().flatten(0, -3).amax(0)
-    return apart / expected.detach().abs().max()
+    return (got.detach() - expected.detach()).abs().flatten(0, -3).amax(0) / expected.detach().abs().max()

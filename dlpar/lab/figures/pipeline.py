@@ -446,7 +446,8 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     text = _memory_in_words(names, peaks, amounts, states)
     flights = [r["in_flight"] for _, r in runs[0].records() if "in_flight" in r] if one else []
     if flights:
-        text += f"; at most {max(flights)} micro-batches were in flight on a rank"
+        each = " of a chunk each" * (runs[0].experiment.split.schedule == "interleaved")
+        text += f"; at most {max(flights)} micro-batch{'es' * (max(flights) > 1)}{each} in flight on a rank"
     text = captions.shown_workers(runs[0].experiment, f"{text}.") if one else f"{text}."
     return captioned(figure, text, (list(columns), list(zip(*columns.values()))))
 

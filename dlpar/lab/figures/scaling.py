@@ -162,9 +162,11 @@ def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = T
         sources.append(("predicted", [o.predicted_samples_per_s for o, _ in done]))
     found: dict[tuple[str, str], Curve] = {}
     for source, rates in sources:
-        for e, name, rate, gain in zip(experiments, names, rates, gains(experiments, rates)):
+        # The base is the fastest scheme, although it may have no prediction.
+        whole = [rate or outcome.samples_per_s for rate, (outcome, _) in zip(rates, done)]
+        for e, name, rate, gain in zip(experiments, names, rates, gains(experiments, whole)):
             kind = source or theme.HOW[e.cluster.world]
-            if gain is None:
+            if gain is None or rate is None:
                 continue
             curve = found.setdefault((name, kind), Curve(name, kind, e, gain.base, []))
             if not source or e.workers not in curve.rates:  # a run and its simulation share a prediction

@@ -112,8 +112,8 @@ def predicted_mean(experiment: Experiment) -> int | None:
     sync = experiment.sync
     if not sync.server_ranks or experiment.averaging.method != "none":
         return None
-    simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
-    return experiment.replicas - 1 if simple else None
+    simple = (sync.consistency, sync.pull, sync.steps_a_fetch, sync.groups, sync.replicas)
+    return experiment.replicas - 1 if simple == ("asp", "reply", 1, 0, 0) else None
 
 
 def mean(counts: Counter[int]) -> float:

@@ -139,3 +139,5 @@ def test_the_schedule_ends_when_the_predicted_step_does(name, most):
     for other in ({"overlap": False}, {"allreduce": "tree"}):
         with pytest.raises(ValueError, match="allowed is that"):
             figures.sending(experiment.replace(sync=other))
+    with pytest.raises(ValueError, match="without micro-batches"):
+        figures.sending(experiment.replace(split={"microbatches": 2}))

@@ -185,7 +185,7 @@ def test_memory_is_stacked_by_kind_and_the_micro_batches_in_flight_are_said():
     bars = {trace.name: list(trace.x) for trace in figure.data if trace.type == "bar"}
     assert bars == {"weights": [2] * 4, "gradients": [2] * 4, "activations": [4, 3, 2, 1]}
     assert "rank 0 held 8 MB, 50% of it activations; rank 3 held the least, 5 MB" in figures.caption(figure)
-    assert "at most 4 micro-batches were in flight" in figures.caption(figure)
+    assert "at most 4 micro-batches in flight" in figures.caption(figure)
 
 
 def test_memory_of_sharded_runs_stands_beside_the_closed_form():

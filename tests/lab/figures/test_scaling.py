@@ -52,6 +52,14 @@ def test_measured_is_solid_simulated_faint_and_predicted_dashed():
     assert "The simulation is at most 10.0% off" in figures.caption(draw(both))
 
 
+def test_predictions_have_the_base_of_the_runs_although_the_fastest_has_no_prediction():
+    fast = of(BASE, {1: 1e12, 2: 1.9e12}, sync={"scheme": "ring", "allreduce": "double_tree"})
+    found = curves([*fast, *of(BASE, PS, sync="ps")])
+    ps = [curve for curve in found if curve.kind == "predicted"]
+    assert len(found) == 3 and len(ps) == 1 and len(ps[0].points) == len(PS)
+    assert all(point.speedup == pytest.approx(point.rate / 1e12) for point in ps[0].points)
+
+
 def test_curves_have_colours_and_symbols_of_their_own_that_the_legend_explains():
     figure = draw(curves([*of(BASE, RING), *of(BASE, PS, batch=64)]))
     marks = {t.name: t.marker for t in figure.data if t.mode == "markers"}

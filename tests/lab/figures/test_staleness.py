@@ -123,3 +123,5 @@ def test_the_predicted_mean_counts_replicas():
     sync = {"scheme": "ps", "consistency": "asp", "servers": 2}
     split = Experiment(workers=4, sync=sync, split={"kind": "tensor", "tensor": 2})
     assert predicted_mean(split) == 1 and predicted_mean(Experiment(workers=4, sync=sync)) == 3
+    for others in ({"fetch_every": 4}, {"servers": 2, "replicas": 1}):
+        assert predicted_mean(Experiment(workers=4, sync=sync | others)) is None
