@@ -187,8 +187,8 @@ def pipeline(run: Run) -> Figure:
         If the run is split in another way, or has no spans.
     """
     experiment, cut = run.experiment, run.experiment.split
-    fine = cut.kind in ("pipeline", "hybrid")
-    require(fine, f"run {run.id}: got split {cut}, allowed is pipeline or hybrid")
+    fine = cut.kind in ("pipeline", "hybrid") and stages_of(experiment) > 1
+    require(fine, f"run {run.id}: got split {cut}, allowed is pipeline or hybrid, of two or more stages")
     by_step = spans(run)
     require(len(by_step) > 0, f"run {run.id}: no spans of passes were recorded, so there is no timeline")
     steps = typical(experiment, by_step)
