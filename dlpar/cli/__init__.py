@@ -71,7 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if name == "dlpar" and not words[0].startswith("-"):
             raise BadRequest(f"got {words[0]!r}, allowed is one of {', '.join(COMMANDS)}")
-        return _program(words[0])(args=words, prog_name="dlpar", standalone_mode=False) or 0
+        # If the command were called, typer would catch Ctrl-C and say nothing.
+        command = typer.main.get_command(_program(words[0]))
+        with command.make_context("dlpar", words) as context:
+            return command.invoke(context) or 0
+    except typer.Exit as end:
+        return end.exit_code
     except typer.TyperException as error:
         return _end(BAD_REQUEST, f"{name}: {_complaint(error, name)}")
     except (ValueError, RuntimeError) as error:

@@ -138,3 +138,11 @@ def test_a_plug_in_that_python_does_not_find_is_refused_in_one_sentence(modules,
     said = capsys.readouterr().err
     assert f"DLPAR_PLUGINS: got '{modules}', allowed are modules that Python finds" in said
     assert said.count("\n") == 1
+
+
+def test_ctrl_c_before_a_job_has_started_is_told(capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlpar.cli.runs.kept_runs", interrupted)
+    assert main(["runs"]) == 130 and capsys.readouterr().err == "dlpar runs: stopped by Ctrl-C\n"
