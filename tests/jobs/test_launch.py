@@ -132,7 +132,9 @@ def test_ranks_share_the_cores_and_run_in_their_own_process_group():
 def test_cuda_is_refused_before_anything_starts():
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a GPU here")
-    with pytest.raises(BadExperiment, match="cluster.device: got 'cuda', allowed here is auto or cpu"):
+    with pytest.raises(
+        BadExperiment, match="cluster.device: got 'cuda', allowed without an NVIDIA GPU is auto or cpu"
+    ):
         dlpar.launch(Experiment(cluster={"device": "cuda"}))
     with pytest.raises(BadExperiment, match="cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo"):
         dlpar.launch(Experiment(cluster={"carrier": "nccl"}))
