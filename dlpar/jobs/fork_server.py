@@ -87,9 +87,7 @@ def idle_seconds() -> float:
     try:
         return float(given)
     except ValueError:
-        raise ValueError(
-            f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds, 0 for none"
-        ) from None
+        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds") from None
 
 
 def prepare() -> None:

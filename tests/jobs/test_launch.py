@@ -136,7 +136,9 @@ def test_cuda_is_refused_before_anything_starts():
         BadExperiment, match="cluster.device: got 'cuda', allowed without an NVIDIA GPU is auto or cpu"
     ):
         dlpar.launch(Experiment(cluster={"device": "cuda"}))
-    with pytest.raises(BadExperiment, match="cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo"):
+    with pytest.raises(
+        BadExperiment, match="cluster.carrier: got 'nccl', allowed without an NVIDIA GPU is auto, mpi or gloo"
+    ):
         dlpar.launch(Experiment(cluster={"carrier": "nccl"}))
 
 
