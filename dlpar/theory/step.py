@@ -48,8 +48,7 @@ class PredictedStep(NamedTuple):
         Part of these seconds in which a worker computes. In the rest it sends, receives or waits.
     kind : str
         ``exact``: equal to a simulation, apart from rounding and from the remainder if N does not divide a
-        tensor; or ``upper bound``, ``lower bound`` or
-        ``estimate`` of the seconds.
+        tensor; or ``upper bound``, ``lower bound`` or ``estimate`` of the seconds.
     """
 
     seconds: float
