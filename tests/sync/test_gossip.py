@@ -153,6 +153,16 @@ def test_random_peers_contract_on_average_as_predicted(tmp_path):
     assert (distance[25] / distance[0]) ** (1 / 25) == pytest.approx(contraction(run.experiment), rel=0.2)
 
 
+@pytest.mark.parametrize("topology, workers", [("ring", 3), ("star", 8)])
+def test_pairs_come_together_as_predicted_where_each_active_worker_has_one_partner(
+    topology, workers, tmp_path
+):
+    sync, delays = {"exchange": "pairwise", "topology": topology}, {"kind": "constant", "delay_ms": 50}
+    run = simulated(tmp_path, **mixing(workers, steps=24, sync=sync, delays=delays))
+    distance, told = run.consensus["distance"], contraction(run.experiment)
+    assert (distance[14] / distance[4]) ** (1 / 10) == pytest.approx(told, rel=0.02)
+
+
 def test_pairwise_workers_do_all_steps_and_come_together(tmp_path):
     # Delays leave time for an average a step, as gradients of a bigger model would.
     delays = {"kind": "constant", "delay_ms": 8}

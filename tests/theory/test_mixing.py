@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlpar import Experiment
-from dlpar.graphs import mixing_matrix, neighbours
+from dlpar.graphs import mixing_matrix, neighbours, partners
 from dlpar.theory import contraction
 
 
@@ -20,6 +20,9 @@ from dlpar.theory import contraction
         (16, {"exchange": "one_peer"}, 0.0),
         (3, {"exchange": "one_peer"}, 0.5),
         (4, {"topology": "edges", "edges": "0-1,2-3"}, 1.0),
+        (2, {"exchange": "pairwise"}, 0.0),
+        (3, {"exchange": "pairwise"}, 0.25),  # 0-1 then 1-2: projections 60° apart, cos² 60°
+        (5, {"exchange": "pairwise", "topology": "edges", "edges": "0-1,2-3"}, 1.0),
     ],
 )
 def test_the_graph_says_how_fast_replicas_agree(workers, sync, factor):
@@ -58,3 +61,19 @@ def test_random_peers_shrink_the_squared_distance_in_expectation_in_either_order
         after = 0.8 * mixed if order == "adapt_then_combine" else mixed - 0.2 * x
         squares.append(after @ after / (x @ x))
     assert np.sqrt(np.mean(squares)) == pytest.approx(contraction(experiment, 2.0), rel=0.01)
+
+
+@pytest.mark.parametrize("topology, workers", [("ring", 8), ("star", 12), ("complete", 9), ("exp2", 16)])
+def test_pairs_shrink_the_squared_distance_in_expectation(topology, workers):
+    sync = {"scheme": "gossip", "exchange": "pairwise", "topology": topology}
+    experiment, draw = Experiment(workers=workers, sync=sync), np.random.default_rng(3)
+    active, to = partners(neighbours(experiment.sync, workers, 0))
+    x = draw.normal(size=(50_000, workers))  # many teams, each with its own partners
+    x, every, squares = x - x.mean(axis=1, keepdims=True), np.arange(len(x)), []
+    for _ in range(16):
+        for i in sorted(active):
+            j = draw.choice(to[i], len(x))
+            x[every, i] = x[every, j] = (x[every, i] + x[every, j]) / 2
+        squares.append((x**2).mean())
+    measured = (squares[15] / squares[9]) ** (1 / 12)
+    assert measured == pytest.approx(contraction(experiment), rel=0.02)
