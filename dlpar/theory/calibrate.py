@@ -113,12 +113,8 @@ def between_hosts(hostfile: str) -> dict[str, Any]:
         alone, passing = spmd(measure, workers=2, timeout=LIMIT, hostfile=pair.name)[0]
     link = fitted(FAR, [(a + p) / 2 for a, p in zip(alone, passing)])
     devices = min(slots or cores() for slots in hosts.values())
-    return {
-        "eager": EAGER,
-        "nodes": len(hosts),
-        "devices": devices,
-        "between": Link(_rounded(link.latency), _rounded(link.bandwidth)),
-    }
+    between = Link(_rounded(link.latency), _rounded(link.bandwidth))
+    return {"eager": EAGER, "nodes": len(hosts), "devices": devices, "between": between}
 
 
 def computing(few: float, many: float) -> Device:

@@ -354,9 +354,13 @@ def _servers(costs: Costs) -> PredictedStep | None:
     if costs.differ or sync.lead_bound == 0:
         return None
     beside = costs.seconds(costs.beside(), 0)
-    free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside)
-    free = max(free, costs.crowd * max(push, back) / costs.link.bandwidth)
-    return costs.prediction(free / every, beside / every, kind)
+    cycle, free = every * costs.work[0] + beside, replace(servers, serving=2 * adding)
+    seconds = free.asp_seconds(cycle)
+    if costs.crowd > 1:  # a node's port carries its workers' messages one after the other
+        alone, port = replace(free, workers=1).asp_seconds(cycle), max(push, back) / costs.link.bandwidth
+        nodes = Counter(costs.nodes[: experiment.workers]).values()
+        seconds = max(seconds, experiment.workers / sum(min(k / alone, 1 / port) for k in nodes))
+    return costs.prediction(seconds / every, beside / every, kind)
 
 
 def _neighbours(costs: Costs) -> PredictedStep | None:
