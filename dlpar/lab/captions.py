@@ -143,6 +143,8 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
     why = theme.NEVER_STALE.get(scheme, otherwise)
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for, and nobody can overtake it"
+    elif experiment.averaging.method != "none":
+        why = "between two exchanges every worker updates only its own weights"
     elif experiment.sync.runs_free:
         why = "so far no update of another worker came between a read and its push"
     return f"Staleness is 0: every gradient was computed on the newest weights, because {why}."
@@ -182,7 +184,8 @@ def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
     total = sum(megabytes)
     if math.isnan(total):
         return f"{text}; the library does not report how much was sent."
-    return f"{text}; {quantity(total)} MB were sent in all."
+    by = "in all" if all(megabytes[len(seconds) :]) else "by the workers"  # servers report theirs at the end
+    return f"{text}; {quantity(total)} MB were sent {by}."
 
 
 def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:

@@ -57,6 +57,11 @@ def test_staleness_zero_says_why_and_other_values_are_told():
     assert plot.caption.startswith("The weights behind a gradient were 3 updates old on average, 6 at most")
 
 
+def test_between_two_exchanges_of_local_steps_nobody_waits():
+    local = Experiment(workers=4, averaging={"method": "local", "period": 4})
+    assert captions.staleness(0, 0.0, local).endswith("every worker updates only its own weights.")
+
+
 def test_staleness_of_free_running_workers_is_counted_worker_by_worker():
     board, lead = fed(plot := Staleness(), ASP), fed(ahead := Lead(), ASP)
     for number, age in enumerate((0, 1, 1, 3)):

@@ -200,6 +200,13 @@ def test_servers_have_a_row_of_bytes(runs, every_figure):
     assert "0.32 MB were sent in all." in figures.caption(every_figure["waiting"])
 
 
+def test_before_servers_report_their_bytes_only_the_workers_are_said_to_have_sent():
+    seconds = np.ones((2, 3))
+    assert captions.waiting(seconds, [1.0, 2.0, 0.0]).endswith("; 3 MB were sent by the workers.")
+    assert captions.waiting(seconds, [1.0, 2.0, 3.0]).endswith("; 6 MB were sent in all.")
+    assert captions.waiting(seconds, [1.0, 2.0]).endswith("; 3 MB were sent in all.")
+
+
 def test_of_an_earlier_run_the_mean_worker_is_drawn_and_the_sentence_compares(runs):
     figure = drawn(plot := Waiting(), [runs["asp"], runs["ring"]])
     *own, earlier = figure.layout.yaxis.ticktext
