@@ -1,7 +1,8 @@
 """Computation as a graph of tasks with data dependencies, assigned to ranks by list scheduling.
 
 Sources: Graham, "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969) for the schedule and its
-bound; Zaharia et al., "Resilient distributed datasets" (NSDI 2012, section 5), for stages between wide dependencies.
+bound; Zaharia et al., "Resilient distributed datasets" (NSDI 2012, sections 4 and 5), for stages between wide
+dependencies.
 
 >>> graph = [Task("x", partial(torch.arange, 4.0), 4), Task("y", lambda x: 2 * x, 4, (From("x"),))]
 >>> spmd(lambda comm: run(comm, graph), workers=2)
@@ -104,13 +105,12 @@ def depth(graph: Graph) -> float:
 def stages(graph: Graph) -> dict[str, int]:
     """Return the number of the driver's stage for each task. A stage begins after wide dependencies.
 
-    A dependency is narrow if no other task takes the parent's result, and the child takes no other result.
+    A dependency is narrow if no other task takes the parent's result (Zaharia et al., section 4).
     """
     users = Counter(each.task for task in graph for each in task.inputs)
     found: dict[str, int] = {}
     for task in graph:
-        wide = [len(task.inputs) > 1 or users[each.task] > 1 for each in task.inputs]
-        found[task.name] = max((found[i.task] + is_wide for i, is_wide in zip(task.inputs, wide)), default=0)
+        found[task.name] = max((found[i.task] + (users[i.task] > 1) for i in task.inputs), default=0)
     return found
 
 
@@ -265,18 +265,18 @@ def two_jobs(
     cost : float
         FLOPs of a gradient.
     """
-    n, slices = len(weights), weights.tensor_split(workers)
-    graph = [Task(f"weights 0 {k}", own.clone, len(own)) for k, own in enumerate(slices)]
+    graph, start = list[Task](), weights.tensor_split(workers)
     for step in range(steps):
-        held = tuple(From(f"weights {step} {k}") for k in range(workers))
+        # The first step's tasks have the initial weights.
+        held = tuple(From(f"weights {step} {k}") for k in range(workers)) if step else ()
         for worker in range(workers):
-            of = lambda *slices, step=step, worker=worker: gradient(step, worker, torch.cat(slices))
-            graph.append(Task(f"gradient {step} {worker}", of, n, held, cost))
-        for k in range(workers):
+            of = lambda *taken, step=step, worker=worker: gradient(step, worker, torch.cat(taken or start))
+            graph.append(Task(f"gradient {step} {worker}", of, len(weights), held, cost))
+        for k, own in enumerate(start):
             shuffled = tuple(From(f"gradient {step} {worker}", k, workers) for worker in range(workers))
-            size = len(slices[k])
-            inputs = (held[k], *shuffled)
-            graph.append(Task(f"weights {step + 1} {k}", partial(_update, lr), size, inputs, workers * size))
+            update = partial(_update, lr) if step else partial(_update, lr, own)
+            inputs = (*held[k : k + 1], *shuffled)
+            graph.append(Task(f"weights {step + 1} {k}", update, len(own), inputs, workers * len(own)))
     return graph
 
 

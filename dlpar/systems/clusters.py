@@ -190,8 +190,9 @@ SYSTEMS = (
         missing="containers with their own processors and memory",
     ),
     System(
-        "tensorflow_cloud", "TensorFlow, Cloud ML, Azure", 2017,
-        "Google Cloud ML Engine; Azure, distributed training (TF_CONFIG)", "synchronous", "centralised", "one model",
+        "tensorflow_cloud", "TensorFlow on Cloudera, Cloud ML, Azure", 2017,
+        "Cloudera documentation (run_cluster); Google Cloud ML Engine and Azure (TF_CONFIG)", "synchronous",
+        "centralised", "one model",
         "run_cluster gives workers and servers one cluster specification, TF_CONFIG; their scripts train",
         lambda: {"3 workers, 1 server": partial(
             _ended, run_cluster, 3, 1, SCRIPTS / "worker.py", SCRIPTS / "server.py")},

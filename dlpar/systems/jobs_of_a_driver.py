@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlpar.comm import Comm
-from dlpar.split.task_graph import Task, run, stages, two_jobs, word_count
+from dlpar.split.task_graph import run, stages, two_jobs, word_count
 from dlpar.systems.least_squares import LeastSquares
 
 
@@ -46,9 +46,6 @@ def descent(comm: Comm, steps: int, lr: float) -> float:
 def seconds(comm: Comm, workers: int, driver: float) -> float:
     """Run a step on this rank and return its end time. Messages carry only sizes. A gradient takes 2 TFLOP."""
     numbers = torch.zeros(1000)
-
-    def graph() -> list[Task]:
-        return two_jobs(lambda *_: numbers, numbers, workers, steps=1, lr=0.1, cost=2e12)
-
+    graph = lambda: two_jobs(lambda *_: numbers, numbers, workers, steps=1, lr=0.1, cost=2e12)
     run(comm, comm.world.once("two jobs", graph), driver)
     return comm.now()

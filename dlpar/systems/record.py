@@ -182,13 +182,8 @@ def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experi
     **fields
         Fields of the experiment.
     """
-    where = {
-        "world": "simulated",
-        "messages": "sizes",
-        "platform": platform_file(platform),
-        "stand_in_for": payload,
-    }
-    cluster = {**where, **fields.pop("cluster", {})}
+    charged = {"platform": platform_file(platform), "stand_in_for": payload}
+    cluster = {"world": "simulated", "messages": "sizes", **charged, **fields.pop("cluster", {})}
     return Experiment(scaling="weak", evaluate_every=100_000, cluster=cluster, **fields)
 
 
@@ -200,9 +195,8 @@ def platform_file(name: str) -> str:
 
 def rate(run: Run) -> float:
     """Return the samples per second of all workers. If there are several steps, the first is left out."""
-    steps, seconds = run.experiment.steps, run.curve["seconds"]
-    samples = run.experiment.global_batch
-    if steps < 2:
+    samples, seconds = run.experiment.global_batch, run.curve["seconds"]
+    if len(seconds) < 2:
         return samples / seconds.iloc[-1]
     return samples * (len(seconds) - 1) / (seconds.iloc[-1] - seconds.iloc[0])
 

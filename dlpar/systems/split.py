@@ -72,12 +72,12 @@ def _waits(runs: Runs, name: str) -> float:
 
 SYSTEMS = (
     System(
-        "tiled_cnn", "Tiled convolutional networks", 2010, "Q. Le et al., NIPS 2010; DistBelief's local fields, 2012",
+        "tiled_cnn", "Local convolutions", 2012, "J. Dean et al., NIPS 2012; Q. Le et al., NIPS 2010 (tiled)",
         "synchronous", "sharded", "one model", "each piece of an image has its own convolutions, and no halo", _tiled,
         (shape("fewer bytes than with halos and shared weights",
                lambda runs: runs["tiles"].summary["bytes_sent"] < 0.7 * runs["shared weights"].summary["bytes_sent"]),
          shape("over 90 % correct", lambda runs: runs["tiles"].summary["accuracy"] > 0.9)),
-        missing="weights shared by every k-th tile",
+        missing="tiled convolutions: neighbours differ, and units k steps apart share weights",
     ),
     System(
         "gpipe", "GPipe", 2019, "Y. Huang et al., NeurIPS 2019, arXiv 1811.06965, table 2", "synchronous", "sharded",
@@ -95,7 +95,7 @@ SYSTEMS = (
     ),
     System(
         "megatron", "Megatron-LM", 2019, "M. Shoeybi et al., arXiv 1909.08053", "synchronous", "sharded", "one model",
-        "layers cut by columns and rows; sums overlap with computing the weights' gradients", _megatron, (PARITY,),
+        "layers cut by columns and rows; later versions overlap sums with the weights' gradients", _megatron, (PARITY,),
     ),
     System(
         "deep_stacking", "Deep stacking network", 2012, "L. Deng, D. Yu and J. Platt, ICASSP 2012", "synchronous",

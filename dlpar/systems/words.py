@@ -54,9 +54,8 @@ def train(
         rows = (x != 0).any(dim=0).nonzero().view(-1)
         weights = table.get(rows)
         oldest = max(oldest, int(step - table.stamp[rows].min()))
-        gradient = comm.compute(
-            lambda: direction(x[:, rows], y, weights, size), cost=6 * x.shape[0] * weights.numel()
-        )
+        flops = 6 * x.shape[0] * weights.numel()
+        gradient = comm.compute(lambda: direction(x[:, rows], y, weights, size), cost=flops)
         table.add(rows, -lr * gradient)
         table.clock()
     table.leave()
