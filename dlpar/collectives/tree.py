@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
     """Sum `tensor` over all ranks, in place on `root`. Other ranks' tensors do not change.
 
-    Every rank but the root sends one message. The root adds the tensors in the order of `ranks`, so a
-    repeated run is bit-identical.
+    Every rank but the root sends one message. The root adds the others' tensors to its own in the order of
+    `ranks`, so a repeated run is bit-identical.
 
     Parameters
     ----------

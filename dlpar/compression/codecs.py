@@ -147,7 +147,10 @@ class Half(Codec):
 
     def encode(self, tensor: Tensor) -> Tensor:
         largest = min(torch.finfo(self.dtype).max, torch.finfo(tensor.dtype).max)
-        return tensor.clamp(-largest, largest).to(self.dtype).view(torch.uint8)
+        exact = (
+            tensor if tensor.dtype == torch.float64 else tensor.float()
+        )  # bfloat16 would round the limit up
+        return exact.clamp(-largest, largest).to(self.dtype).view(torch.uint8)
 
     def _decode(self, wire: Tensor, into: Tensor) -> None:
         into.copy_(wire.clone().view(self.dtype))
@@ -234,5 +237,5 @@ class ErrorFeedback:
             raise ValueError(f"tensor: got {n:,} elements, allowed is {first:,} as in the first call")
         meant = tensor + self.residual
         wire = self.codec.encode(meant)
-        self.residual = meant - self.codec.decode(wire, self.residual)
+        torch.sub(meant, self.codec.decode(wire, self.residual), out=self.residual)
         return wire

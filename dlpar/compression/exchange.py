@@ -82,7 +82,9 @@ class CompressedAllreduce:
         arriving, decoded = comm.empty(len(wire), torch.uint8), comm.empty(len(total), bucket.dtype)
 
         def encode(number: int, memory: int) -> None:
-            feedback = self.memories[bucket.storage_offset(), n, memory]
+            # Counted from the end, because a GPU's vectors begin later in their memory.
+            place = bucket.untyped_storage().nbytes() // bucket.element_size() - bucket.storage_offset()
+            feedback = self.memories[place, n, memory]
             if len(slices[number]):  # there may be fewer values than ranks
                 wires[number].copy_(feedback.encode(slices[number]))
 

@@ -75,7 +75,7 @@ class Factors:
         parts[comm.rank].copy_(own.flatten())
         gather_in_order(comm, parts)
         code, wire = FactorCode(0, 1, sum(self.rows), *self.shape[1:]), everyones.view(torch.uint8)
-        comm.compute(partial(code.decode, wire, gradient), cost=2 * len(own) * comm.size * width)
+        comm.compute(partial(code.decode, wire, gradient), cost=2 * sum(self.rows) * len(gradient))
 
     def take(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
         """Return this rank's factors of a step side by side, padded with zeros to this many rows."""
@@ -111,14 +111,18 @@ class FactorCode(Codec):
 
     def _decode(self, wire: Tensor, into: Tensor) -> None:
         activations, errors = wire.view(into.dtype).view(self.rows, -1).tensor_split([self.inputs], dim=1)
-        whole = [errors.sum(dim=0)] * self.has_bias + [(errors.T @ activations).view(-1)]
-        into.copy_(torch.cat(whole).tensor_split(self.parts)[self.part])
+        bias = [errors.sum(dim=0)] if self.has_bias else []
+        whole = torch.cat([*bias, (errors.T @ activations).view(-1)])
+        into.copy_(whole.tensor_split(self.parts)[self.part])
 
 
 def factored(model: nn.Module, experiment: Experiment, ranks: int) -> list[Factors]:
     """Watch a model's fully connected layers whose factors are shorter than their gradients."""
     positions = experiment.data.context if experiment.model.name == "transformer" else 1
     rows = [experiment.local_batch(rank) * positions for rank in range(experiment.workers)]
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    fits = lambda layer: are_shorter(max(rows), layer.in_features, layer.out_features, ranks)
-    return [Factors(layer, rows) for layer in layers if fits(layer)]
+    return [
+        Factors(layer, rows)
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+        and are_shorter(max(rows), layer.in_features, layer.out_features, ranks)
+    ]

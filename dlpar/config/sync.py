@@ -311,13 +311,13 @@ class Gossip(SyncPart):
                 yield "sync.edges", f"with {n} workers is two different workers from 0 to {n - 1}", f"{a}-{b}"
         if n > 1 and self.topology == "random" and (self.degree >= n or self.degree * n % 2):
             yield "sync.degree", f"with {n} workers is below {n}, and degree times workers even"
-        if self.exchange == "push_sum" and (pair := _without_return(self.edges)):
+        if self.exchange == "push_sum" and (pair := without_return(self.edges)):
             why = "a worker that only sends runs out of weight"
             got = f"{pair[0]}-{pair[1]} and no way back"
             yield "sync.edges", f"with push_sum is edges with a way back: {why}", got
 
 
-def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
+def without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
     """Find an edge between two strong components: no path leads from its end back to its start."""
     import networkx as nx  # imported here, because most experiments list no edges
 

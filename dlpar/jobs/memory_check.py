@@ -53,6 +53,7 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
     if cluster.world != "simulated" and not on_one_host(find_starter(), cluster.hostfile):
         return
     on_host = cluster.world != "real" or cluster.device == "cpu" or experiment.sync.shares_memory
+    on_host |= cluster.device == "auto" and cluster.carrier == "gloo"  # it then takes no GPU
     if cards is None:  # a query takes too long for such a small model
         cards = () if on_host or _of_one(experiment, workers) < SMALL else gpus()
     needs = partial(_needs, experiment, memory().free if left is None else left, cards)
@@ -68,8 +69,8 @@ def check_memory(experiment: Experiment, left: int | None = None, cards: Sequenc
 
 def _needs(e: Experiment, left: int, cards: Sequence[Gpu], workers: int) -> list[tuple[str, float, float]]:
     """Return the needed and the remaining bytes of the host and of each GPU, for this many workers."""
-    shared = workers > len(cards)
-    if not cards or (shared and e.cluster.device == "auto"):  # ranks share a GPU only on request
+    # Ranks share a GPU only on request.
+    if not cards or (workers > len(cards) and e.cluster.device == "auto"):
         return [("memory", _need(e, workers), left)]
     each, ranks = CONTEXT + _of_one(e, workers), lambda card: len(range(card, workers, len(cards)))
     of_cards = [(f"the memory of GPU {n}", ranks(n) * each, card.free) for n, card in enumerate(cards)]

@@ -264,7 +264,7 @@ class Stage:
         later = task.comm.compute(lambda: Later(self.layers, task.memory)) if weights_wait else None
         self.chunks = [Chunk(self, part, own, later) for part, own in zip(self._of(self.number), held)]
         self._tied = self._find_tied(reduce(add, whole))
-        can = task.comm.world.native and task.experiment.split.traits.in_order
+        can = task.comm.world.native and task.experiment.split.traits.in_order and self.stages > 1
         self.lanes = self._open_lanes() if can else {}
         self.speaker = (self.stages - 1) * mesh.sizes.get("tensor", 1)
 

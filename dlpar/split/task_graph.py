@@ -174,7 +174,7 @@ def run(
     Raises
     ------
     ValueError
-        If a name is repeated, if a task precedes its input, or if there is a driver but no worker.
+        If a name is repeated, a task precedes its input, a part does not exist, or there is a driver but no worker.
     """
     first = int(driver is not None)
     if comm.size <= first:
@@ -182,7 +182,7 @@ def run(
     # The world keeps the graph, so that no other gets its id.
     _, rank_of, consumers, tags = comm.world.once(f"cut {id(graph)}", partial(_cut, graph, comm.size, first))
     if driver is not None and comm.rank == 0:
-        _drive(comm, graph, rank_of, driver)
+        _drive(comm, graph, rank_of, driver, dtype)
         return {}
     by_name = {task.name: task for task in graph}
     results, sending = dict[str, Tensor](), list[Request]()
@@ -224,9 +224,9 @@ def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
     return graph, {name: plan[name] + first for name in order}, consumers, tags  # no other graph gets its id
 
 
-def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) -> None:
+def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float, dtype: torch.dtype) -> None:
     """Start the tasks stage by stage. A stage begins after all reports of the previous stage."""
-    number, token = stages(graph), comm.empty(1, torch.float64)
+    number, token = stages(graph), comm.empty(1, dtype)
     for stage in range(max(number.values()) + 1):
         tasks = [name for name in rank_of if number[name] == stage]
         for name in tasks:

@@ -60,7 +60,7 @@ class Sharded:
     Parameters
     ----------
     parameters : sequence of nn.Parameter
-        They are whole now, and later only between :meth:`gather` and :meth:`release`.
+        They are whole on the host now, and later on the device between :meth:`gather` and :meth:`release`.
     task : Task
         The ranks of its data-parallel group share the parameters.
 
@@ -76,6 +76,8 @@ class Sharded:
         self.overlap = task.experiment.sync.overlap
         self.weights, self.gradient = (Buffer(parameters, self.comm, task.memory) for _ in range(2))
         self.gradient.allocate(False)
+        # Only these, because the device may not hold the whole model.
+        moved(nn.ParameterList(parameters), self.comm.device)
         for piece, parameter in zip(self.weights.pieces, parameters):
             piece.copy_(parameter.detach())
         self.own = nn.Parameter(self.weights.chunks[self.comm.rank].clone())
@@ -128,10 +130,10 @@ class ZeroSplit(LayerwiseSplit):
     kept = ("replica", "lengths", "buffers")
 
     def __init__(self, task: Task) -> None:
-        moved(task.model, task.comm.device)
-        parts = units(task.model, task.batch(0)[0][:1])
+        parts = units(task.model, task.batch(0)[0][:1].to("cpu"))
         self.layers, self.costs = [task.model[part.layers] for part in parts], [part.flops for part in parts]
         users = {ends: Sharded(parameters, task) for ends, parameters in by_users(self.layers).items()}
+        moved(task.model, task.comm.device)  # its buffers
         self.sharded = list(users.values())
         self.begins, self.ends = defaultdict(list), defaultdict(list)  # keyed by the number of a layer
         for (first, last), sharded in users.items():

@@ -90,7 +90,10 @@ class Averaging(Scheme):
             self._step()
 
     def _step(self) -> None:
-        """Take a local step with this worker's own estimate of the global gradient."""
+        """Take a local step with N times this worker's contribution to the global gradient.
+
+        With equal shares this is its mean gradient.
+        """
         gradient, workers = self.replica.gradient, self.experiment.workers
         # A single worker does not know the size of a sampled batch, so its expected size is used.
         share = workers / getattr(self.experiment.sync, "fraction", 1.0)

@@ -77,9 +77,9 @@ class Gossip(Scheme):
         self.sketched = self.comm.compute(lambda: self.sketch.of(weights), cost=2 * len(weights))
 
     def move(self) -> None:
-        """Update this worker's weights with its mean gradient.
+        """Update this worker's weights with N times its contribution to the global gradient.
 
-        This is N times its contribution to the global gradient.
+        With equal shares this is its mean gradient.
         """
         gradient, self.begun = self.replica.gradient, True
         self.comm.compute(lambda: gradient.mul_(self.experiment.workers), cost=len(gradient))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.sync import without_return
 from dlpar.graphs import neighbours, receivers
 
 
@@ -38,12 +39,11 @@ def reseated(crew: Crew, alive: list[int]) -> Crew:
     CannotGoOn
         If a server's range is on no other server, or no worker is left.
     """
-    e, seats = crew.experiment, list(crew.seats)
-    spares = [rank for rank in seats[e.members :] if rank in alive]
-    for seat, rank in enumerate(seats[: e.members]):
+    e = crew.experiment
+    team, spares = list(crew.seats[: e.members]), [rank for rank in crew.seats[e.members :] if rank in alive]
+    for seat, rank in enumerate(team):
         if rank not in alive and spares:
-            seats[seat] = spares.pop(0)
-    team = seats[: e.members]
+            team[seat] = spares.pop(0)
     servers = crew.seats[e.workers : e.members]
     for place, rank in enumerate(servers):
         has_copy = getattr(e.sync, "replicas", 0) and servers[(place + 1) % len(servers)] in alive
@@ -65,19 +65,21 @@ def without(e: Experiment, stay: list[int], servers: int, spares: int) -> Experi
     It has the same global batches, and the graph without dead ranks.
     """
     new = {old: worker for worker, old in enumerate(stay)}
-    changes: dict[str, Any] = {
-        "deaths": {"spares": spares, "die": {}} if spares else {"on_death": "shrink", "die": {}}
-    }
+    sync: dict[str, Any] = {}
+    left = {"spares": spares} if spares else {"on_death": "shrink"}
+    changes: dict[str, Any] = {"deaths": {**left, "die": {}}, "sync": sync}
     if servers < e.sync.server_ranks:
-        changes["sync"] = {"servers": servers, "replicas": min(servers - 1, e.sync.replicas)}
+        sync |= {"servers": servers, "replicas": min(servers - 1, e.sync.replicas)}
     if len(stay) < e.workers:
         if e.backup:
-            changes["sync"] = {"backup": max(0, e.backup - (e.workers - len(stay)))}
+            sync["backup"] = max(0, e.backup - (e.workers - len(stay)))
+        if hasattr(e.sync, "softsync"):
+            sync["softsync"] = min(e.sync.softsync, len(stay))
         if e.sync.has_graph:
             edges = graph_of(e, new)
-            changes["sync"] = {"topology": "edges" if edges else "complete", "edges": edges}
+            sync |= {"topology": "edges" if edges else "complete", "edges": edges}
         elif hasattr(e.sync, "peers"):
-            changes["sync"] = {"peers": max(1, min(e.sync.peers, len(stay) - 1))}
+            sync["peers"] = max(1, min(e.sync.peers, len(stay) - 1))
         changes |= {"workers": len(stay), "delays": _delays_of(e, new)}
         if not e.backup:
             changes |= {"scaling": "strong", "batch": e.global_batch}
@@ -96,6 +98,8 @@ def graph_of(e: Experiment, new: dict[int, int]) -> list[tuple[int, int]]:
     ]
     if not edges and len(new) > 1:
         raise CannotGoOn("the rank that joined all others in the graph died")
+    if is_directed and without_return(tuple(edges)):
+        raise CannotGoOn("without the dead rank, no path leads back over some edge, as push-sum needs")
     return edges
 
 

@@ -52,6 +52,7 @@ class ParameterServer(Scheme):
         codes = {number: each.shape for number, each in self.by_factors.items()}
         lengths = [len(bucket) for bucket in replica.buckets]
         comm.broadcast((lengths, replica.weights.dtype, codes))  # servers know only keys, not the model
+        check_servers(sync, lengths)
         roots = range(experiment.workers, experiment.workers + sync.servers)
         if comm.rank == 0:
             Client(comm, roots, replica.weights, experiment, lengths).initialise()
@@ -165,12 +166,15 @@ VERSION, STALENESS, LEAD, DONE, GO = range(5)
 steps done, and 1 if there is another step."""
 
 
-def check_servers(servers: int, lengths: Sequence[int]) -> None:
-    """Raise `BadExperiment` if some server would hold no part of the longest bucket."""
-    most = max(lengths)
-    if servers > most:
-        of = "parameters" if len(lengths) == 1 else "parameters of the largest bucket"
-        raise BadExperiment(f"sync.servers: got {servers}, allowed with {most} {of} is at most {most}")
+def check_servers(sync: Any, lengths: Sequence[int]) -> None:
+    """Raise `BadExperiment` if some server would hold no part of the longest bucket.
+
+    With copies each server needs a part of each bucket.
+    """
+    most, which = (min(lengths), "smallest") if sync.replicas else (max(lengths), "largest")
+    if sync.servers > most:
+        of = "parameters" if len(lengths) == 1 else f"parameters of the {which} bucket"
+        raise BadExperiment(f"sync.servers: got {sync.servers}, allowed with {most} {of} is at most {most}")
 
 
 class Shard:
@@ -251,7 +255,6 @@ class Client:
     ) -> None:
         self.comm, self.servers = comm, len(servers)
         self.kept = ("buckets",) if codec_of(experiment.compression) else ()
-        check_servers(self.servers, lengths)
         # Clients start with different servers. If all started with the same one, they would queue (22 to 44 %
         # slower).
         turn = comm.rank % self.servers

@@ -68,7 +68,7 @@ def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.T
     written, (seen, before, stamps) = change != 0, of
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
-            why = f"change[{place}] is {'not ' * mine}zero"
+            why = f"change[{place}] is {'not zero' if mine else 'zero'}"
             raise ValueError(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
     expected = int((written & (before != seen)).sum())
     if conflicts != expected:

@@ -105,12 +105,11 @@ class ShardedOptimizer(Ring):
         self.shards: list[tuple[Optimizer, torch.Tensor]] = []
         start = 0
         for bucket in replica.buckets:
-            end = start + len(bucket)
-            chunks = replica.weights[start:end].tensor_split(comm.size)
+            chunks = replica.weights[start : start + len(bucket)].tensor_split(comm.size)
             rule = Optimizer(experiment.optimizer, chunks[comm.rank], experiment.lr, experiment.momentum)
             self.weights.append(chunks)
             self.shards.append((rule, bucket.tensor_split(comm.size)[comm.rank]))
-            start = end
+            start += len(bucket)
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -86,7 +86,7 @@ def sandblaster(
     if comm.size < (least := shards + 2):
         raise ValueError(f"comm: got {comm.size} ranks, allowed with {shards} shards is at least {least}")
     if comm.rank == 0:
-        return _coordinate(_Shards(comm, shards, portions, backup), problem, iterations, lr, history)
+        return _coordinate(_Shards(comm, shards, portions, backup), iterations, lr, history)
     ranges = problem.start.tensor_split(shards)
     if comm.rank <= shards:
         return _hold(comm, ranges[comm.rank - 1].clone(), portions)
@@ -150,7 +150,7 @@ class _Shards:
         self.tell(END, alpha=self.reports)  # a shard receives all pushes, including late ones
 
 
-def _coordinate(shards: _Shards, problem: Problem, iterations: int, lr: float, history: int) -> Outcome:
+def _coordinate(shards: _Shards, iterations: int, lr: float, history: int) -> Outcome:
     pairs: list[tuple[int, int, float]] = []  # places of y and s, and 1 / (y · s)
     scale, t, losses = 1.0, 0.0, [shards.evaluate()]
     for iteration in range(iterations):

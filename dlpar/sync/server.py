@@ -64,9 +64,11 @@ class Server:
         # State on the device of the weights.
         self.inbox, self.first_tag = answer.wire, bucket * TAGS
         self.sum = torch.zeros_like(self.weights)
-        # A sum's last bits depend on its order.  A run that may be resumed sums by rank, not by arrival.
-        in_order = rule.gather == len(clients) and (experiment.snapshot.every or experiment.deaths.goes_on)
-        self.parts: dict[int, Tensor] | None = {} if in_order else None
+        # A sum's last bits depend on its order.  A run that may be resumed sums by rank, not by arrival, if each
+        # update has one push of each client.
+        resumes = experiment.snapshot.every or experiment.deaths.goes_on
+        in_lockstep = Consistency(gather=len(clients), bound=0)
+        self.parts: dict[int, Tensor] | None = {} if resumes and rule == in_lockstep else None
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
@@ -131,7 +133,8 @@ class Server:
         age = self.staleness[client] = self.version - self.read[client]
         self.taken[client] += 1
         weight = 1 / max(1, age) if self.aware else 1.0
-        self.comm.compute(lambda: self._add(client, weight), cost=2 * len(self.sum))
+        rows = getattr(self.codec, "rows", 1)  # of factors, which are multiplied
+        self.comm.compute(lambda: self._add(client, weight), cost=2 * rows * len(self.sum))
         self.pushes += 1
         self.clock.push(client)
         self.gathered += 1
@@ -236,7 +239,7 @@ class Chained(Server):
         self._pass_on(self.weights, self.copy.weights)
         for name, mine in self.optimizer.state.items():
             if hasattr(mine, "new_empty"):  # the momentum is only a number
-                shape = self.copy.weights.shape * mine.dim()
+                shape = self.copy.weights.shape if mine.dim() else ()
                 theirs = self.copy.optimizer.state[name] = mine.new_empty(shape)
                 self._pass_on(mine, theirs)
         self.copy.pushes = 0
@@ -408,7 +411,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper) 
     # Servers above leaves with their own models add up differences of models.
     centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
     lengths, dtype, codes = comm.broadcast(None)
-    check_servers(sync.servers, [min(lengths)] if sync.replicas else lengths)
+    check_servers(sync, lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
     is_leaf, first = comm.rank in leaves, comm.rank == workers
     if is_leaf:  # a leaf holds all weights

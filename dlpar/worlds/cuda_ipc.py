@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 
 from dlpar.comm.base import fill
-from dlpar.worlds.mpi import BEHIND, NOTE, memory_of, patiently
+from dlpar.worlds.mpi import BEHIND, NOTE, memory_of
 
 SHORT = 1 << 16
 """Bytes below which a message is staged through the host, because a copy within the GPU would save nothing."""
@@ -75,9 +75,7 @@ class CudaIPC:
         keys = self.mpi.allgather(own and own.key)
         with suppress(RuntimeError):
             mapped = [self._map(keys[rank]) for rank in sorted(self.neighbours)[:1] if keys[rank]]
-        works = all(self.mpi.allgather(bool(mapped) or not self.neighbours))
-        del own  # no rank uses it any more
-        return works
+        return all(self.mpi.allgather(bool(mapped) or not self.neighbours))  # until now others use `own`
 
     def lend(self, tensor: torch.Tensor, dest: int) -> torch.Tensor | None:
         """Copy a message to lent memory. Return the note for rank `dest` of all ranks.
@@ -87,7 +85,9 @@ class CudaIPC:
         if tensor.device != self.device or tensor.nbytes < SHORT or dest not in self.neighbours:
             return None
         with self._lock:
-            number, lent = self._memory_for(tensor.nbytes)
+            if (free := self._memory_for(tensor.nbytes)) is None:
+                return None
+            number, lent = free
             if lent.read is not None:
                 self._queue().wait_event(lent.read)
             lent.tensor[: tensor.nbytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
@@ -97,10 +97,11 @@ class CudaIPC:
         body = MARK + pickle.dumps((self.mpi.rank, number, tensor.nbytes, lent.key))
         return torch.frombuffer(bytearray(body.ljust(NOTE, b"\0")), dtype=torch.uint8)
 
-    def _memory_for(self, nbytes: int) -> tuple[int, Shared]:
-        """Return memory for a message and its number, if possible memory that a receiver has returned."""
-        if len(self._lent) > BEHIND:
-            patiently(self._lent[0][0].Test)
+    def _memory_for(self, nbytes: int) -> tuple[int, Shared] | None:
+        """Return memory for a message and its number, if possible memory that a receiver has returned.
+
+        Return None if much is lent. A wait here could be a deadlock, because receivers may be sending, too.
+        """
         away = []
         for request, returned, number, lent in self._lent:
             if request.Test():
@@ -108,6 +109,8 @@ class CudaIPC:
             else:
                 away.append((request, returned, number, lent))
         self._lent = away
+        if len(away) > BEHIND:
+            return None
         for free in self._free:
             if nbytes <= free[1].tensor.nbytes <= 2 * nbytes:
                 self._free.remove(free)

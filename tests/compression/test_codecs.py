@@ -313,3 +313,29 @@ def test_a_lossy_comm_passes_on_what_is_no_float_and_every_way_of_sending():
         )
 
     assert dlpar.spmd(exchange, workers=2) == [(True, True, 1 + 2**40, 16, 16, [2.25] * 4, 2, True)] * 2
+
+
+def test_half_precision_sends_too_large_a_bfloat16_as_its_largest_value():
+    wire = Half().encode(torch.tensor([1e5, -1e5, 1.0], dtype=torch.bfloat16))
+    assert wire.view(torch.float16).tolist() == [65_504, -65_504, 1]
+
+
+def test_a_residual_stays_in_its_memory():
+    """On a GPU, memory that is freed while another stream still writes to it would be given away."""
+    memory = ErrorFeedback(TopK(0.5))
+    memory.encode(torch.randn(8))
+    place = memory.residual.data_ptr()
+    for _ in range(3):
+        memory.encode(torch.randn(8))
+    assert memory.residual.data_ptr() == place
+
+
+def test_residuals_belong_to_the_same_values_where_a_vector_begins_later_in_its_memory():
+    """A GPU's vectors begin at an offset. A run may resume on the other kind of device."""
+    reduce, there = CompressedAllreduce(codec("onebit")), []
+    for shift in (0, 54):
+        vector = torch.randn(shift + 30)[shift:]
+        for bucket in vector.split([10, 20]):
+            run(lambda comm, bucket=bucket: reduce(comm, bucket), 1)
+        there.append(set(reduce.memories.residuals))
+    assert there[0] == there[1] and len(there[0]) == 4

@@ -8,6 +8,7 @@ from simulations import trained
 from dlpar import Experiment, launch
 from dlpar.compression.factors import are_shorter
 from dlpar.config.schema import BadExperiment
+from dlpar.worlds.platforms import Platform
 
 FACTORS = {"scheme": "ring", "factors": True}
 TEXT = {"name": "docstrings", "context": 4}
@@ -110,3 +111,19 @@ REFUSED = [
 def test_what_has_no_factors_is_refused_in_a_sentence(fields):
     with pytest.raises(BadExperiment, match="^[^\n]+ with sync.factors [^\n]+$|^[^\n]+factors[^\n]+$"):
         Experiment(workers=2, **fields)
+
+
+def test_the_product_of_factors_costs_its_flops(tmp_path):
+    """Of K rows in all, 2 K FLOPs for each weight: on a device of 1 GFLOP/s, beside links that take no time."""
+    device, link = {"name": "one", "flops": 1e9}, {"latency": 0.0, "bandwidth": 1e15}
+    platform = Platform(name="slow", device=device, nodes=8, between=link)
+    fields = dict(workers=2, steps=2, batch=4, model={"name": "mlp", "width": 256, "depth": 1})
+    runs = [
+        trained(tmp_path / f"{factors}", platform, sync={"scheme": "ring", "factors": factors}, **fields)
+        for factors in (True, False)
+    ]
+    with_product, without = (run.curve["seconds"].diff().iloc[-1] for run in runs)
+    weights = 64 * 256 + 256 * 10
+    assert with_product - without == pytest.approx(
+        2 * 4 * weights / 1e9, rel=0.25
+    )  # the sums of a ring left out

@@ -96,6 +96,17 @@ WIDE = Experiment(
 )  # 269 MB of weights and gradients, and a context
 
 
+def test_a_job_that_takes_no_gpu_needs_none_of_its_memory(monkeypatch):
+    """With gloo, ranks choose the CPU by themselves."""
+    monkeypatch.setattr("dlpar.jobs.memory_check.gpus", lambda: [card(10)] * 4)
+    with pytest.raises(BadExperiment, match="of the memory of GPU 0"):
+        check_memory(WIDE, left=64 * 10**9)
+    on_host = WIDE.replace(cluster={"carrier": "gloo"})
+    check_memory(on_host, left=64 * 10**9)
+    with pytest.raises(BadExperiment, match="of memory, 0.1 GB is left"):
+        check_memory(on_host, left=100_000_000)
+
+
 def test_weights_on_a_gpu_need_its_memory_and_not_the_machine_s():
     asked = WIDE.replace(cluster={"device": "cuda"})
     check_memory(asked, left=100_000_000, cards=[card(2_000)])  # on the host the model would not fit

@@ -113,6 +113,21 @@ def test_other_schemes_go_on_with_all_steps(changes, on_death):
     assert bound is None or run.summary["lead"]["max"] <= bound
 
 
+@pytest.mark.slow
+def test_softsync_asks_for_no_more_pushes_than_workers_are_left():
+    sync = PS | {"consistency": "softsync", "softsync": 4}
+    run = dlpar.launch(dying({1: 0.5}, sync=sync, cluster={"world": "simulated"})).wait(60)
+    assert run.summary["steps"] == STEPS and deaths(run) == {(1, 3)}
+
+
+@pytest.mark.slow
+def test_push_sum_on_a_directed_ring_ends_with_its_reason():
+    sync = {"scheme": "gossip", "exchange": "push_sum"}
+    job = dlpar.launch(dying({1: 0.5}, sync=sync, cluster={"world": "simulated"}))
+    with pytest.raises(dlpar.JobFailed, match="without the dead rank, no path leads back over some edge"):
+        job.wait(60)
+
+
 PUSHING = {
     "ssp": {"consistency": "ssp"},
     "asp": {"consistency": "asp"},

@@ -132,6 +132,14 @@ def test_two_jobs_a_step_train_as_one_process_does(workers, driver):
     assert len(graph) == 2 * 5 * workers and max(stages(graph).values()) + 1 == 2 * 5  # two jobs a step
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_driver_starts_tasks_of_any_type(dtype):
+    graph = word_count(WORDS, "abcd", 2)
+    found = on_ranks(partial(run, graph=graph, driver=1.0, dtype=dtype), 3)
+    together = {name: tensor for each in found for name, tensor in each.items()}
+    assert together["join 1"].tolist() == [2 * 2, 3 * 4] and together["join 1"].dtype == dtype
+
+
 @pytest.mark.slow
 def test_a_graph_runs_on_real_processes():
     start = torch.linspace(-1, 1, 7, dtype=torch.float64)

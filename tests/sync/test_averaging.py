@@ -55,7 +55,8 @@ class Twin:
                 x, y = self.dataset.batch(self.sampler.indices(step, worker))
                 replica.gradient.zero_()
                 value = criterion(replica.model(x), y)
-                (value * len(y) / self.e.global_batch * self.e.workers).backward()
+                expected = getattr(self.e.sync, "fraction", 1.0) * self.e.global_batch / self.e.workers
+                (value * len(y) / expected).backward()
                 rule.step(replica.gradient)
                 row.append(value.item())
             seen.append(row)
@@ -106,6 +107,7 @@ CASES = [
     ("ring", "elastic", elastic, {}),
     ("mapreduce", "elastic", elastic, {"averaging": {"elasticity": 0.4}}),
     ("ring", "block_momentum", block_momentum, {}),
+    ("mapreduce", "local", local, {"sync": {"scheme": "mapreduce", "fraction": 0.5}}),
     ("mapreduce", "block_momentum", block_momentum, {"averaging": {"block_momentum": 0.3}}),
     ("ps", "local", local, {}),
     ("gossip", "local", local, {"sync": {"scheme": "gossip", "topology": "complete"}}),

@@ -15,7 +15,7 @@ from trained_ranks import OneProcess, flat, images_a_second
 
 import dlpar
 from dlpar import Experiment, Run
-from dlpar.graphs import mixing_matrix, neighbours, receivers, senders
+from dlpar.graphs import mixing_matrix, neighbours, pushing_matrix, receivers, senders
 from dlpar.sync.sketch import BUCKETS, Sketch
 from dlpar.theory import contraction
 
@@ -241,6 +241,23 @@ def test_either_order_is_what_its_definition_gives_in_one_process(order, topolog
     found = trained_ranks.trained(steps=40, **fields).models
     alone = in_one_process(Experiment(steps=40, dtype="float64", **fields))
     for own, expected in zip(found, alone):
+        assert (flat(own) - expected).abs().max() < 1e-9 * expected.abs().max()
+
+
+@pytest.mark.parametrize("topology, workers", [("star", 4), ("ring", 3)])
+def test_push_sum_trains_as_its_definition_in_one_process(topology, workers):
+    """x <- P (x - lr g(z)), w <- P w, z = x / w (Nedić and Olshevsky 2016): on a star most weights are not 1."""
+    sync = {"scheme": "gossip", "exchange": "push_sum", "topology": topology}
+    fields = dict(workers=workers, batch=10 * workers, sync=sync, model={"name": "mlp", "width": 24}, lr=0.2)
+    experiment = Experiment(steps=30, dtype="float64", **fields)
+    alone = OneProcess(experiment)
+    shares = torch.from_numpy(pushing_matrix(receivers(experiment.sync, workers, 0)))
+    x, w = alone.weights.repeat(workers, 1), torch.ones(workers, 1, dtype=torch.float64)
+    for step in range(30):
+        z = x / w
+        gradients = torch.stack([alone.gradient(z[worker], step, worker)[1] for worker in range(workers)])
+        x, w = shares @ (x - experiment.lr * gradients), shares @ w
+    for own, expected in zip(trained_ranks.trained(steps=30, **fields).models, x / w):
         assert (flat(own) - expected).abs().max() < 1e-9 * expected.abs().max()
 
 

@@ -54,10 +54,14 @@ def test_the_fused_rule_of_a_gpu_gives_the_same(monkeypatch, rule):
 
 
 @pytest.mark.parametrize("rule", ["momentum", "adagrad", "adam"])
-def test_the_state_is_allocated_in_the_first_step(monkeypatch, rule):
-    made = []
-    monkeypatch.setattr(
-        torch, "zeros_like", lambda like, zeros=torch.zeros_like: made.append(like) or zeros(like)
-    )
-    updated(rule)
-    assert len(made) == {"momentum": 0, "adagrad": 1, "adam": 2}[rule]
+def test_the_state_is_allocated_in_the_first_step_and_stays_in_its_memory(rule):
+    optimizer = Optimizer(rule, weights := torch.ones(33, dtype=torch.float64), LR)
+    assert optimizer.nbytes == 0
+
+    def kept() -> dict[str, int]:
+        optimizer.step(torch.ones_like(weights))
+        return {k: v.data_ptr() for k, v in optimizer.state.items() if isinstance(v, torch.Tensor)}
+
+    first, held = kept(), optimizer.nbytes
+    assert held >= {"momentum": 1, "adagrad": 1, "adam": 2}[rule] * weights.nbytes
+    assert all(kept() == first and optimizer.nbytes == held for _ in range(20))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import trained_ranks
+from simulations import run as of_ranks
 from simulations import simulation_of, trained
 from trained_ranks import OneProcess, flat, images_a_second
 
@@ -21,7 +22,8 @@ from dlpar.config.generator import generator
 from dlpar.config.schema import BadExperiment
 from dlpar.config.sync import ParameterServer
 from dlpar.sync.consistency import Consistency, consistency
-from dlpar.sync.parameter_server import leaf_of
+from dlpar.sync.parameter_server import Kind, leaf_of
+from dlpar.sync.server import Server
 
 pytestmark = pytest.mark.slow
 
@@ -249,15 +251,63 @@ def test_a_chain_of_servers_sends_each_update_once_more(consistency, messages, t
     assert more["messages"] == 3 * (2 * updates + 1)
 
 
-@pytest.mark.parametrize("consistency", ["bsp", "ssp", "asp", "softsync"])
-def test_a_chain_of_servers_changes_no_loss_of_synchronous_steps(consistency, tmp_path):
+def test_a_chain_of_servers_changes_no_loss_of_synchronous_steps(tmp_path):
     fields = {"workers": 4, "steps": 12, "batch": 32, "dtype": "float64", "optimizer": "adam", "lr": 0.003}
-    losses = []
-    for replicas in (0, 1):
-        sync = {"scheme": "ps", "servers": 2, "replicas": replicas, "consistency": consistency}
-        losses.append(trained(tmp_path / f"{replicas}", sync=sync, **fields).curve["loss"])
-    assert len(losses[0]) == len(losses[1]) == 12
-    assert consistency != "bsp" or np.allclose(*losses, rtol=0, atol=1e-9)
+    with_and_without = [
+        trained(tmp_path / f"{replicas}", sync=ps(servers=2, replicas=replicas), **fields).curve["loss"]
+        for replicas in (0, 1)
+    ]
+    assert len(with_and_without[0]) == 12 and np.allclose(*with_and_without, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind, updates", [("ssp", 48), ("asp", 48), ("softsync", 24)])
+def test_a_chain_of_servers_makes_as_many_updates_of_workers_that_do_not_wait(kind, updates, tmp_path):
+    sync = ps(servers=2, replicas=1, consistency=kind, **{"softsync": 2} if kind == "softsync" else {})
+    finished = trained(tmp_path / "one", workers=4, steps=12, batch=32, sync=sync)
+    assert served(finished)["version"] == updates and len(finished.steps) == 48
+
+
+@pytest.mark.parametrize(
+    "sync", [ps(consistency="softsync"), ps(consistency="softsync", staleness_aware=True), ps()]
+)
+def test_snapshots_change_no_update(sync, tmp_path):
+    """Under softsync a quick worker pushes twice to one update."""
+    slow = {"kind": "constant", "delay_ms": 10.0, "straggler": {3: 5.0}}
+    fields = {**SMALL, "workers": 4, "steps": 20, "dtype": "float64", "delays": slow, "sync": sync}
+    kept = [
+        trained(tmp_path / f"{every}", snapshot={"every": every}, **fields).curve["loss"] for every in (0, 5)
+    ]
+    assert np.allclose(*kept, rtol=1e-9, atol=0)
+
+
+def test_a_server_divides_the_rate_of_a_push_by_its_staleness():
+    """Three workers read the first weights. Their pushes are 0, 1 and 2 updates old."""
+    gradient, steps = torch.full((5,), 0.5), []
+
+    def pushes(comm) -> list[float] | None:
+        e = Experiment(workers=3, lr=0.3, steps=1, sync=ps(consistency="asp", staleness_aware=True))
+        if comm.rank:
+            answer = comm.packet(5, torch.float32)
+            for turn in (1, 2, 3):  # one after the other
+                comm.barrier()
+                if comm.rank == turn:
+                    comm.send(gradient, 0, Kind.PUSH)
+            comm.recv(answer.wire, 0, Kind.WEIGHTS)
+            return None
+        packet = comm.packet(5, torch.float32)
+        packet.body.zero_()
+        server = Server(comm, [1, 2, 3], packet, e, consistency(e.sync, 3))
+        for client in (1, 2, 3):
+            comm.barrier()
+            before = packet.body.clone()
+            inbox = comm.empty(packet.wire.nbytes, torch.uint8)
+            comm.recv(inbox, client, Kind.PUSH)
+            server.take(Kind.PUSH, client, inbox)
+            steps.append(float((before - packet.body)[0]))
+        server.finish()
+        return steps
+
+    assert of_ranks(pushes, 4)[0] == pytest.approx([0.15, 0.15, 0.075])
 
 
 def test_what_cannot_be_chained_is_refused():
@@ -386,6 +436,13 @@ def test_more_servers_than_parameters_of_any_bucket_are_refused():
         trained_ranks.trained(sync=ps(servers=11, overlap=True, bucket_mb=1e-6), **fields)
     found = trained_ranks.trained(sync=ps(servers=10, overlap=True, bucket_mb=1e-6), **fields)
     assert found.losses == pytest.approx(trained_ranks.trained(sync=ps(), **fields).losses, rel=1e-9)
+
+
+def test_leaves_serve_buckets_shorter_than_the_number_of_servers():
+    fields = dict(model="linear", data="diabetes", batch=64, workers=4, dtype="float64", steps=6)
+    sync = ps(servers=2, groups=2, overlap=True, bucket_mb=1e-5)
+    found = trained_ranks.trained(sync=sync, **fields)
+    assert found.losses == pytest.approx(trained_ranks.trained(sync="ring", **fields).losses, rel=1e-9)
 
 
 @pytest.mark.parametrize("role", ["server", "worker", "leaf"])

@@ -97,6 +97,22 @@ def test_long_messages_arrive_by_lent_memory_whole_in_order_and_from_any_source(
     assert second[2] < 40 and alone[1:] == (0, 0)
 
 
+def test_ranks_that_lend_much_at_once_do_not_wait_for_each_other():
+    """In two trees each of two ranks first sends all pieces of one tree."""
+
+    def summed(comm) -> float:
+        from dlpar.collectives import ALLREDUCE
+        from dlpar.worlds import cuda_ipc
+
+        cuda_ipc.BEHIND = 4
+        ipc = on_one_gpu(comm)
+        ALLREDUCE["double_tree"](comm, x := torch.ones(1_000_000))
+        assert ipc.notes and (x == comm.size).all()
+        return ipc.made
+
+    assert max(dlpar.spmd(summed, workers=2, timeout=20)) <= 2 * 5
+
+
 def test_a_rank_that_cannot_map_memory_lets_all_stage_their_messages():
     found = dlpar.spmd(
         lambda comm: (on_one_gpu(comm).works(), on_one_gpu(comm, maps=False).works()), workers=3

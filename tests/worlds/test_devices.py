@@ -26,6 +26,7 @@ from dlpar.comm.base import Arrival, Comm, Traffic, World
 from dlpar.data import Dataset
 from dlpar.delays import Delays
 from dlpar.jobs.record import AHEAD, DeviceClock, Recorder
+from dlpar.split import zero
 from dlpar.train import serve, train
 from dlpar.worlds.mpi import DeviceTraffic
 from dlpar.worlds.nccl import DistributedComm
@@ -224,6 +225,20 @@ def test_a_rank_of_a_cut_model_holds_its_piece_and_no_more(meta, monkeypatch, fi
     monkeypatch.setattr(Dataset, "to", to)
     run(program, experiment.ranks)
     assert sum(recorded) <= in_a_step[0] < 1.25 * sum(recorded)
+
+
+@pytest.mark.slow
+def test_of_a_sharded_model_one_layer_after_the_other_comes_to_the_device(meta, monkeypatch):
+    """A model may fit onto a GPU only in pieces."""
+    there, make = [], zero.Sharded.__init__
+
+    def made(sharded, parameters, task):
+        there.append({p.device.type for p in task.model.parameters() if p.numel()} - {"cpu"})
+        make(sharded, parameters, task)
+
+    monkeypatch.setattr(zero.Sharded, "__init__", made)
+    waits(workers=2, split={"zero": 3}, model={"depth": 3})
+    assert len(there) == 2 * 4 and not any(there)
 
 
 SCHEMES = {

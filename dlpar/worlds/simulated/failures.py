@@ -71,14 +71,14 @@ class Survived:
     seconds: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys((*USEFUL, *LOST), 0.0)))
 
     @property
-    def goodput(self) -> float:
-        """Return the share of all ranks' time spent on steps that count."""
+    def goodput(self) -> float | None:
+        """Return the share of all ranks' time spent on steps that count, or None if there is no time."""
         return goodput(self.seconds)
 
     @property
     def committed(self) -> float:
-        """Return the share of started steps that count."""
-        return self.steps / (self.steps + self.again)
+        """Return the share of started steps that count, or 0 if none has started."""
+        return self.steps / max(1, self.steps + self.again)
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,9 @@ class Message:
 
 def _in_words(receive: Receive | Mailbox) -> str:
     """Describe a receiving call."""
-    source, tag = receive.source, receive.tag
-    return f"recv from {'any rank' if source == ANY else f'rank {source}'}{'' if tag == ANY else f' (tag {tag})'}"
+    source = "any rank" if receive.source == ANY else f"rank {receive.source}"
+    tag = "" if receive.tag == ANY else f" (tag {receive.tag})"
+    return f"recv from {source}{tag}"
 
 
 class Receive:

@@ -79,6 +79,5 @@ class Network:
             self.between.append(shared[node])
             self.inside.append(Route(near, scale))
         on = Counter(self.nodes)
-        links = [far] * (len(on) > 1) + [near] * (max(on.values()) > 1)
-        self.charged = any(link.overhead for link in links)
+        self.charged = bool((len(on) > 1 and far.overhead) or (max(on.values()) > 1 and near.overhead))
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]

@@ -164,3 +164,8 @@ def test_16384_gpus_over_twenty_intervals_take_seconds():
         ours = job.run(most=1000).goodput
         assert ours == pytest.approx(goodput(job.every * STEP, 30, mtbf, 300), abs=0.03)
     assert time.monotonic() - began < 20
+
+
+def test_a_job_without_a_step_has_no_goodput():
+    life = FailingJob(1.0).run(0)
+    assert (life.committed, life.goodput) == (0, None)
