@@ -117,7 +117,7 @@ class GlobalSteps:
         before, self._ended = self._ended, []
         if self.runs_free:
             return before + self._any_n(math.inf if ended else self._in_order_until(late))
-        whole = [step for step, parts in self._open.items() if len(parts) == parts[0][-1]]
+        whole = [step for step, parts in self._open.items() if len(parts) >= min(part[-1] for part in parts)]
         # Workers of a complete step have recorded all earlier steps, so missing records belong to a dead
         # rank.
         complete = sorted(step for step in self._open if whole and step <= max(whole))

@@ -187,10 +187,9 @@ class Guardian:
         data = os.read(pipe.fileno(), 1 << 16)
         if not data:
             self.selector.unregister(pipe)
-        lines, cut = (self.pending.get(pipe, b"") + data).splitlines(keepends=True), b""
-        if data and lines and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < 1 << 16:
-            cut = lines.pop()
-        self.pending[pipe] = cut
+        lines = (self.pending.get(pipe, b"") + data).splitlines(keepends=True)
+        is_cut = data and lines and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < 1 << 16
+        self.pending[pipe] = lines.pop() if is_cut else b""
         text = b"".join(diagnosis.by_rank(line) for line in lines)[: max(0, self.log_left)]
         self.log_left -= len(text)
         self.log.write(text)

@@ -217,7 +217,7 @@ class Recorder(comm.Recorder):
             facts |= {**self._lost, "restarting": spans[0][1] - self._ended}
             self._lost.clear()
         self._ended = facts.get("t", end)
-        facts |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self._of}
+        facts = {**self._of, **facts, "compute": compute, "comm": comm - wait, "wait": wait, "spans": spans}
         self._write({"k": "step", "step": step, "t": end, **facts}, soon=True)
 
     def interrupted(self, at: float) -> None:

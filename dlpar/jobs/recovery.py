@@ -151,7 +151,8 @@ def tell(
     parts = keeper.parts if keeper and keeper.is_whole and state and state.own == keeper.own + 1 else {}
     if "part" in parts and (parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.
-        part, facts = parts["part"], {**parts["sync"].facts(), **record.traffic.take()}
+        part, of = parts["part"], crew.experiment.workers - crew.experiment.backup
+        facts = {**parts["sync"].facts(), **record.traffic.take(), "of": of}
         record.step(keeper.own, loss=part.loss, samples=part.samples, t=noticed, **facts)
     record.interrupted(noticed)
     step, seconds = state.done if state else 0, record.now() - noticed

@@ -493,7 +493,7 @@ class Later:
         An embedding's gradient needs none.
         """
         products = [(layer, y) for layer, _, y in self._waiting[micro] if not isinstance(layer, nn.Embedding)]
-        return sum(2 * gradient.numel() * layer.weight[0].numel() for layer, gradient in products)
+        return sum(2 * gradient.numel() * layer.weight.shape[1:].numel() for layer, gradient in products)
 
     def end(self, micro: int) -> None:
         """Add the delayed gradients of a micro-batch."""

@@ -346,7 +346,7 @@ class PushSum(Gossip):
         e, once = experiment, comm.world.once
         graph = once("graph", lambda: receivers(e.sync, e.workers, e.seed))
         self.to = in_turn(graph[comm.rank], comm)
-        self.sources = once("senders", lambda: senders(graph))[comm.rank]
+        self.sources = in_turn(once("senders", lambda: senders(graph))[comm.rank], comm)
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
         # The push weight is an additional element of the message with the same arithmetic.

@@ -52,7 +52,7 @@ def reseated(crew: Crew, alive: list[int]) -> Crew:
     if e.sync.has_driver and crew.seats[0] not in alive and e.optimizer != "sgd":
         raise CannotGoOn(f"rank {crew.seats[0]} (the driver) died, and with it the state of {e.optimizer}")
     stay = [seat for seat, rank in enumerate(team[: e.workers]) if rank in alive]
-    if not stay:
+    if not stay or not set(servers or crew.seats[: e.workers]) & set(alive):  # a spare has no weights
         raise CannotGoOn("the last worker died")
     serve = [rank for rank in team[e.workers :] if rank in alive]
     kept = [team[seat] for seat in stay] + serve + spares

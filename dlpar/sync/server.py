@@ -171,8 +171,8 @@ class Server:
         state, asking = self.state(), list(come)
         if state != self.judged:  # otherwise nothing has changed for waiting clients
             asking, self.waiting, self.judged = [*self.waiting, *come], [], state
-        # When no step is left to start, no client waits for the slowest.
-        go = dict.fromkeys(c for c in asking if not state[1] or self.may_start(c))
+        # When no step is left to start, no client waits for the slowest, unless a death may undo the last update.
+        go = dict.fromkeys(c for c in asking if (not state[1] and self.parts is None) or self.may_start(c))
         self.waiting += [c for c in asking if c not in go]
         for client in go:
             self._answer(client, self.clock[client] - self.clock.slowest)

@@ -128,6 +128,37 @@ def test_push_sum_on_a_directed_ring_ends_with_its_reason():
         job.wait(60)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("on_death", ["shrink", "spare"])
+@pytest.mark.parametrize("sync", [PS, PS | {"servers": 2, "replicas": 1}], ids=["ps", "chain"])
+def test_a_death_before_the_last_step_leaves_the_weights_of_one_process(sync, on_death):
+    """At the end servers answer early only where nothing can be undone."""
+    short = {"workers": 2, "steps": 4, "cluster": {"world": "simulated"}, "evaluate_every": 4}
+    run = dlpar.launch(dying({1: 0.75}, on_death, sync=sync, **short)).wait(60)
+    alone = dlpar.launch(dying({}, "end", **short | {"workers": 1})).wait(60)
+    assert run.summary["steps"] == 4 and run.curve["samples"].tolist() == [60, 120, 180, 240]
+    assert run.evals["loss"].iloc[-1] == pytest.approx(alone.evals["loss"].iloc[-1], rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4, 6])
+def test_the_last_steps_of_survivors_that_gossip_are_counted(workers):
+    short = {"workers": workers, "steps": 4, "cluster": {"world": "simulated"}, "sync": "gossip"}
+    run = dlpar.launch(dying({0: 0.75}, **short)).wait(60)
+    assert run.summary["steps"] == 4 == len(run.curve)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_spare_cannot_take_the_place_of_the_only_worker(share):
+    """It has no weights but the first. With servers, these have them."""
+    alone = {"workers": 1, "steps": 4, "cluster": {"world": "simulated"}}
+    job = dlpar.launch(dying({0: share}, "spare", **alone))
+    with pytest.raises(dlpar.JobFailed, match="the last worker died"):
+        job.wait(60)
+    assert dlpar.launch(dying({0: 0.5}, "spare", sync=PS, **alone)).wait(60).summary["steps"] == 4
+
+
 PUSHING = {
     "ssp": {"consistency": "ssp"},
     "asp": {"consistency": "asp"},

@@ -118,6 +118,15 @@ def test_a_hybrid_interleaves_recomputes_and_puts_off_its_weights_too(model, spl
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_rank_may_hold_none_of_the_outputs(schedule):
+    """The one output of a regression is on the first of two ranks."""
+    fields = dict(model={"name": "mlp", "width": 8, "depth": 1}, data="diabetes", batch=8, steps=3, lr=0.01)
+    split = {"kind": "hybrid", "stages": 2, "tensor": 2, "schedule": schedule, "microbatches": 2}
+    alone = trained(workers=1, **fields).losses
+    assert trained(workers=4, split=split, **fields).losses == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_a_hybrid_s_spans_tell_computing_from_the_messages_of_cut_layers(tmp_path, schedule):
     device = Device(name="slow", flops=1e8)
     fields = dict(

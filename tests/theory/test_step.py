@@ -54,6 +54,10 @@ def simulated(experiment: Experiment, every: int = 1, window=(0.5, 0.95)) -> flo
     return sum(w.ends[last - 1] - w.ends[first - 1] for w in workers) / (last - first) / len(workers)
 
 
+TINY = {"model": {"width": 8}, "data": "diabetes", "cluster": {"platform": "cpu-10gbe"}}
+"""A small model on links that keep processors busy."""
+
+
 def experiment(workers: int, sync, cluster=None, steps: int = 16, **fields) -> Experiment:
     cluster = {**CLUSTER, **(cluster or {})}
     mine = Experiment(
@@ -124,6 +128,10 @@ def test_of_a_large_model_the_form_of_servers_is_exact_without_what_they_compute
         (8, "gossip", {}),
         (8, {"scheme": "gossip", "topology": "exp2"}, {}),
         (12, {"scheme": "gossip", "topology": "exp2", "exchange": "push_sum"}, {"batch": 240}),
+        *(
+            (n, {"scheme": "gossip", "topology": graph, "exchange": "push_sum"}, {"batch": 64 * n, **TINY})
+            for n, graph in ((6, "complete"), (12, "complete"), (5, "exp2"))
+        ),
         (8, {"scheme": "gossip", "exchange": "random"}, {}),
         (8, {"scheme": "gossip", "exchange": "one_peer"}, {"batch": 240}),
         (8, {"scheme": "gossip", "order": "combine_then_adapt"}, {}),

@@ -176,13 +176,14 @@ def pieces(of: Experiment | Run) -> Figure:
     """
     experiment = experiment_of(of)
     require(experiment.split.kind != "stacking", "split: got stacking, allowed is one that cuts one model")
-    numbered = plain(experiment, dtype="float64")  # exact for the numbers that identify weights
+    # Exact for the numbers that identify weights.
+    numbered = plain(experiment, dtype="float64", precision="full")
     held = spmd(probed, "holdings", numbered, workers=experiment.workers, world="simulated")
     return drawing(experiment, held[: theme.workers(experiment)])
 
 
 def plain(experiment: Experiment, **changes: Any) -> Experiment:
-    """Return an experiment with the same split and model for a single step, without servers.
+    """Return an experiment with the same split and model for a single step, without servers, averages or deaths.
 
     Raises
     ------
@@ -192,7 +193,8 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
     workload, allowed = experiment.cluster.stand_in_for, "allowed is nothing: it has no weights"
     require(workload is None, f"cluster.stand_in_for: got {workload!r}, {allowed}")
     sync = {} if experiment.sync.scheme == "ring" else "ring"
-    return experiment.replace(sync=sync, steps=1, cluster={"messages": "values"}, **changes)
+    changes |= {"sync": sync, "averaging": "none", "deaths": "end", "cluster": {"messages": "values"}}
+    return experiment.replace(steps=1, **changes)
 
 
 def probed(comm: Any, what: str, experiment: Experiment) -> Any:

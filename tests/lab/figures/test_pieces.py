@@ -239,3 +239,22 @@ def test_blocks_of_a_stack_are_no_pieces_and_spares_are_in_no_group():
     assert "outputs of earlier blocks" in lab.figures.mesh(stack).to_json()
     spare = Experiment(workers=2, deaths={"on_death": "spare", "spares": 1})
     assert lab.figures.caption(lab.figures.mesh(spare)).count("server") == 0
+
+
+PAIR = {"scheme": "ps", "servers": 2, "replicas": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "bf16"},
+        {"averaging": {"method": "local", "period": 2}, "steps": 4},
+        {"workers": 2, "sync": PAIR, "deaths": {"on_death": "shrink", "die": {3: 0.5}}, "steps": 4},
+    ],
+    ids=["precision", "averaging", "deaths"],
+)
+def test_pieces_are_those_of_a_plain_step(fields):
+    """What a step does beside its pass changes no piece, and one step has no averages."""
+    assert lab.pieces(Experiment(batch=24, **fields)).data
+    if "averaging" in fields:
+        assert lab.layer_bytes(Experiment(batch=24, split={"kind": "tensor", "tensor": 2}, **fields)).data
