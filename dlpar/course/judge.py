@@ -170,7 +170,8 @@ def short(value: Any, limit: int = 60) -> str:
 def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = "") -> str:
     """Name the first place where `got` differs from `expected`. Return an empty string if they agree."""
     at = where or "it"
-    got, expected = (each.detach().numpy() if hasattr(each, "detach") else each for each in (got, expected))
+    as_array = lambda each: (each.float() if each.dtype.itemsize == 2 else each).numpy(force=True)  # bfloat16
+    got, expected = (as_array(each) if hasattr(each, "detach") else each for each in (got, expected))
     if isinstance(expected, Mapping):
         if not isinstance(got, Mapping) or set(got) != set(expected):
             return f"{at} is {short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
@@ -190,7 +191,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
         try:
             mine, right = list(got), list(expected)
         except TypeError:
-            return "" if got == expected else otherwise
+            return "" if type(got) is type(expected) and got == expected else otherwise
         if len(mine) != len(right):
             return f"{at} has {len(mine)} items, expected {len(right)}"
         return difference(dict(enumerate(mine)), dict(enumerate(right)), tolerance, where)

@@ -157,8 +157,8 @@ class LabRuns:
         self.worlds += [each.cluster.world for each in experiments]
         experiments = [each.replace(seed=each.seed + self._seed) for each in experiments]
         wanted = [each.to_json() for each in experiments]
-        missing = [each for each, key in zip(experiments, wanted) if key not in self._runs]
-        for outcome in run_all(missing, stop=lambda: time.monotonic() > self.end):
+        missing = {key: each for each, key in zip(experiments, wanted) if key not in self._runs}
+        for outcome in run_all(list(missing.values()), stop=lambda: time.monotonic() > self.end):
             if outcome.status in ("stopped", "not run"):
                 raise TimeoutError
             if outcome.status != "done":

@@ -354,8 +354,7 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
     JobFailed
         If the collective raised or hung on a rank.
     """
-    logs = spmd(_logged, collective, starts, workers=len(starts), timeout=timeout)
-    return in_rounds(logs, starts)
+    return in_rounds(spmd(_logged, collective, starts, workers=len(starts), timeout=timeout), starts)
 
 
 def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[Event]:

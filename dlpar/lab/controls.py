@@ -231,7 +231,7 @@ def _as_shown(setting: Setting, value: Any) -> Any:
     if setting.is_head or choices(setting.field) or unwrap(setting.field.annotation) is bool:
         return value
     if isinstance(value, dict):
-        return ",".join(f"{key}={number:g}" for key, number in value.items())
+        return ",".join(f"{key}={str(number).removesuffix('.0')}" for key, number in value.items())
     if isinstance(value, tuple):
         return ",".join(f"{a}-{b}" for a, b in value)
     return "" if value is None else str(value)

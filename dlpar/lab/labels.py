@@ -85,12 +85,12 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     """
     several = len({e.sync.scheme for e in experiments}) > 1
     flat = [_as_one(flatten(e), "sync", _sync(e.sync)) if several else flatten(e) for e in experiments]
-    if len({e.split.kind for e in experiments}) > 1:
+    if is_cut := len({e.split.kind for e in experiments}) > 1:
         flat = [_as_one(fields, "split", split(e)) for e, fields in zip(experiments, flat)]
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
     told.sort(key=lambda name: ("sync", "split", name).index(name))
     found = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
-    if several:  # one scheme with different settings
+    if several or is_cut:  # one scheme or split with different settings
         for text in [text for text in dict.fromkeys(found) if found.count(text) > 1]:
             alike = [i for i, each in enumerate(found) if each == text]
             if any(experiments[i] != experiments[alike[0]] for i in alike):

@@ -155,8 +155,7 @@ def answer_beside_cells() -> bool:
     Messages of widgets use the shell channel, and wait for a running cell.  A subshell may take them, depending on
     JupyterLab's settings and on ipykernel's release.
     """
-    handlers = getattr(kernel(), "control_handlers", None)
-    if handlers is None:
+    if (handlers := getattr(kernel(), "control_handlers", None)) is None:
         return False
 
     def answer(_stream: Any, _ident: Any, message: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ class Panel(RunPage):
             self._refuse_if_running()
             at_speed = "" if speed == 1 else f", at {speed:g} times its speed"
             what = "Recording; press Run for your own" if is_first else f"Recording of {run.id}"
-            self.job, self._status.prefix = None, f"{what}{at_speed}: "
+            self.job, self._failure, self._status.prefix = None, "", f"{what}{at_speed}: "
             self._begin(run, run.experiment, "recording" if is_first else "")
             self._follow(replay)
 
@@ -360,7 +360,8 @@ class Offer:
     def away(self) -> None:
         """Hide the offer. The controls stay set."""
         self._before = None
-        self._panel.tell(offer=None)
+        if (self._panel.state["offer"] or {}).get("actions") != ["resume"]:
+            self._panel.tell(offer=None)
 
     def _tell(self, words: str, *actions: str) -> None:
         e = self._experiment

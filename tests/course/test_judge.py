@@ -8,6 +8,7 @@ import torch
 
 from dlpar.collectives import ring_allgather
 from dlpar.course import judge
+from dlpar.course.judge import difference
 from dlpar.graphs import mixing_matrix
 from dlpar.lab import check, check_on_ranks
 
@@ -323,3 +324,9 @@ def test_no_input_of_a_graded_exercise_is_that_of_a_try(monkeypatch):
     rings, grids = formulas._rings.__wrapped__(), formulas._grids.__wrapped__()
     assert len(grids) == len(formulas.GRIDS) + 1
     assert [given["n"] for given, _ in rings] != [n for *_, n in formulas.RINGS]
+
+
+def test_missing_parts_and_half_precision_are_differences_not_errors():
+    assert difference(None, torch.ones(3)).startswith("it is None, expected")
+    assert difference((torch.ones(2), None), (torch.ones(2), torch.zeros(2)))
+    assert difference(torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]) == ""

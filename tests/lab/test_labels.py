@@ -70,3 +70,12 @@ def test_a_platform_that_comes_from_a_file_is_called_by_its_name():
         "platform=slow",
         "platform=cpu-1gbe",
     ]
+
+
+def test_splits_of_one_kind_beside_another_are_told_apart_by_their_settings():
+    data = Experiment(workers=4, batch=64, model={"depth": 4})
+    pipelines = [data.replace(split={"kind": "pipeline", "microbatches": n}) for n in (4, 8)]
+    assert labels([data, *pipelines])[1:] == [
+        "pipeline 4 1f1b, microbatches=4",
+        "pipeline 4 1f1b, microbatches=8",
+    ]

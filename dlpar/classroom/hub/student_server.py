@@ -56,10 +56,10 @@ async def report(activity: dict[str, Any]) -> None:
         validate_cert=not is_valid_ip(urlsplit(proxy).hostname or ""),
     )
     answer = json.loads(told.body)
-    if "offer" in answer:
-        put_offer(answer["offer"])
     for job in answer["stop"]:
         end_running(job)
+    if "offer" in answer:
+        put_offer(answer["offer"])
 
 
 def state(activity: dict[str, Any]) -> dict[str, Any]:

@@ -176,7 +176,8 @@ def _numbers(values: list[Any]) -> list[float]:
 def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
     first, unit = answers[0], f" {answers[0]['unit']}".rstrip()
     known = [answer["predicted"] for answer in answers if answer["predicted"] is not None]
-    predicted = _ranges(numbers, unit) if (numbers := _numbers(known)) else sorted(Counter(known).items())
+    numbers, texts = _numbers(known), [each for each in known if isinstance(each, str)]
+    predicted = _ranges(numbers, unit) if len(numbers) > len(texts) else sorted(Counter(texts).items())
     if len(known) < len(answers):
         predicted.append(("I don't know", len(answers) - len(known)))
     found = str(first["found"])
@@ -285,8 +286,7 @@ async def main() -> None:
     # JupyterHub checks the XSRF cookie of requests without a token, but only after it knows about tokens.
     service = Application(handlers, students=Students(), cookie_secret=os.urandom(32))
     # If the proxy is on another machine, its name for us need not be one of our addresses.
-    address = where.hostname if where.hostname == "127.0.0.1" else ""
-    service.listen(where.port, address, max_body_size=REPORT)
+    service.listen(where.port, where.hostname if where.hostname == "127.0.0.1" else "", max_body_size=REPORT)
     await asyncio.Event().wait()
 
 

@@ -19,7 +19,7 @@ exact."""
 def overlapped_training() -> Experiment:
     """Simulate eight GPUs on two machines with the clock of VGG-16. Communication overlaps computation.
 
-    The bytes and FLOPs of VGG-16 are spread over the layers of a small network. Each layer is a bucket.
+    The bytes and FLOPs of VGG-16 are spread over the layers of a small network. Each bucket holds one or two layers.
     """
     training = dict(workers=8, batch=64, scaling="weak", steps=12, evaluate_every=1000)
     sync = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}

@@ -17,9 +17,8 @@ ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.003, "dtype": "float64", "e
 
 def sharded_training(zero: int = 1, microbatches: int = 1, **fields: Any) -> Experiment:
     """Train four workers with 64 samples each, Adam and ZeRO, on a simulated network of 1 GbE."""
-    split = {"kind": "data", "zero": zero, "microbatches": microbatches}
     common = Experiment(model={"width": 256, "depth": 4}, workers=4, steps=20, **ADAM, cluster=SIMULATED)
-    return common.replace(split=split, **fields)
+    return common.replace(split={"kind": "data", "zero": zero, "microbatches": microbatches}, **fields)
 
 
 def sharding_is_free(microbatches: int = 1) -> list[Experiment]:
@@ -47,13 +46,15 @@ def own_samples() -> dict[str, Experiment]:
     """Train four workers on three or four digits each: without and with batch statistics, and with local steps."""
     training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
     common = Experiment(model={"width": 64}, **training, cluster={**SIMULATED, "platform": "cpu-10gbe"})
+    local = {"method": "local", "period": 20}
     return {
         "drawn from all samples": common.replace(shards="iid"),
         "own digits, gradients summed every step": common,
         "own digits, own batch statistics": common.replace(model={"norm": "batch"}),
         "drawn from all, own batch statistics": common.replace(shards="iid", model={"norm": "batch"}),
         "own digits, synchronised statistics": common.replace(model={"norm": "sync_batch"}),
-        "own digits, 20 local steps": common.replace(averaging={"method": "local", "period": 20}),
+        "own digits, 20 local steps": common.replace(averaging=local),
+        "drawn from all, 20 local steps": common.replace(shards="iid", averaging=local),
     }
 
 
@@ -92,9 +93,9 @@ TABLE = (
                  abs(pieces / whole - 1) < 1e-9 and abs(of_pieces / of_batch - 1) > 0.1,
                  "the last loss: {:.4f} and {:.4f}, with batch normalisation {:.3f} and {:.3f}")),
     Row(own_samples, "Own shards harm results that depend on a rank's own batch",
-        measured(accuracy, lambda dealt, summed, own, mixed, cured, local:
-                 min(summed, mixed, cured) > dealt - 0.02 and max(own, local) < dealt - 0.05,
+        measured(accuracy, lambda dealt, summed, own, mixed, cured, local, fair:
+                 min(summed, mixed, cured, fair + 0.01) > dealt - 0.02 and max(own, local) < dealt - 0.05,
                  "correct: {:.1%}; with own digits: sums {:.1%}, own statistics {:.1%} (drawn from all {:.1%}, "
-                 "synchronised {:.1%}), 20 local steps {:.1%}")),
+                 "synchronised {:.1%}), 20 local steps {:.1%} (drawn from all {:.1%})")),
     Row(sharded_reading, "Ranks read a data set once per epoch, and each rank soon needs all of it", _once_an_epoch),
 )  # fmt: skip

@@ -188,7 +188,7 @@ def show_graph(of: Experiment | Run) -> Figure:
     figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
     found = of.from_the_mean() if isinstance(of, Run) else None
     # None without sketches of the weights, and where deaths have changed the graph.
-    apart = found[-1][1] if found and list(found[-1][0].sketches) == list(range(len(places))) else None
+    apart = found[-1][1] if found and sorted(found[-1][0].sketches) == list(range(len(places))) else None
     marker = {"size": node, "line": {"color": theme.GREY, "width": 1}}
     if apart is None:
         marker["color"] = theme.scheme_colour(experiment.sync.scheme)

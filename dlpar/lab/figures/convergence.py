@@ -57,14 +57,14 @@ class Curve:
         """Return an extra series on the run's loss axis. Add the series at its first use."""
         if name not in self._extra:
             style, at = {**self._run.line, **look, "name": name, "showlegend": False}, {"x": "*", "y": "loss"}
-            key = f"{self._run.key} {name}"
-            self._extra[name] = self._plot.add_trace(key, style, (*COLUMNS, "loss"), at)
+            self._extra[name] = self._plot.add_trace(f"{self._run.key} {name}", style, (*COLUMNS, "loss"), at)
         return self._extra[name]
 
     @property
     def diverged(self) -> bool:
-        """Return whether the loss is NaN, infinite, or far above the first loss."""
-        return bool(self.samples) and not self.done.loss < 2 * self.first
+        """Return whether the last losses are NaN, infinite, or on average far above the first losses."""
+        first, last = np.array_split(self.loss.rows[:, -1], 2)
+        return len(last) > 0 and not last[-20:].mean() < 2 * first[:20].mean()
 
     @property
     def samples(self) -> int:
@@ -380,8 +380,7 @@ def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
     xaxis = theme.axis("global step", (0, max(experiment.steps for experiment in experiments)))
     yaxis = theme.axis(title, type="log", exponentformat="power", dtick=1)
     figure, parts = blank(xaxis=xaxis, yaxis=yaxis), []
-    looks = shown(experiments, [run.id for run in runs], titles)
-    for run, look in zip(runs, looks):
+    for run, look in zip(runs, shown(experiments, [run.id for run in runs], titles)):
         rows = run.curve[:: max(1, len(run.curve) // POINTS)]
         above = (rows["loss"] - least).clip(lower=FLOOR)
         figure.add_scatter(x=rows["step"], y=above, **look.line)

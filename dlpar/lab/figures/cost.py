@@ -154,8 +154,7 @@ def predict_collectives(
     link : Link
         Link of every rank, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
     """
-    worlds = [ranks] if isinstance(ranks, int) else ranks
-    asked = product(names, worlds, sizes)
+    asked = product(names, [ranks] if isinstance(ranks, int) else ranks, sizes)
     return [CollectiveTime(*each, collective_seconds(*each, link), "predicted") for each in asked]
 
 
@@ -242,8 +241,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     here = {t: (t.nbytes, t.ranks) if over == "bytes" else (t.ranks, t.nbytes) for t in times}
     places, others = (sorted(set(column)) for column in zip(*here.values()))
     across = _bytes("tensor (bytes)", places) if over == "bytes" else theme.log_axis("ranks", places)
-    up = _times([1e3 * t.seconds for t in times], [t.how for t in times])
-    figure = blank(xaxis=across, yaxis=up)
+    figure = blank(xaxis=across, yaxis=_times([1e3 * t.seconds for t in times], [t.how for t in times]))
     lines = defaultdict[tuple[str, str, float], list[CollectiveTime]](list)
     for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
         lines[timing.how, timing.name, other].append(timing)

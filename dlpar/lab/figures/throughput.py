@@ -130,7 +130,7 @@ class Throughput(Plot):
             seconds = record["t"]
             began = seconds - record["compute"] - record["comm"] - record["wait"]
             self._began = began if self._began is None else min(began, self._began)
-            if rank in self.by_rank:
+            if rank in self.by_rank and not record.get("dropped"):
                 self.by_rank[rank].add(seconds, record["samples"], began)
 
     def step(self, done: GlobalStep) -> None:

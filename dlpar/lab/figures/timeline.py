@@ -179,7 +179,7 @@ class Timeline(Window):
     def begin(self, run: Shown) -> None:
         """Add a run. Only the run in front is drawn."""
         super().begin(run)
-        self.names, experiment, self._seconds = list[str](), run.experiment, 0.0
+        self.names, experiment, self._seconds, self._dead = list[str](), run.experiment, 0.0, set[int]()
         # With overlap, phases of a rank overlap in time: communication takes the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
         self._peers = neighbours_of(experiment)
@@ -187,7 +187,9 @@ class Timeline(Window):
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
         """Process a record that may have spans."""
-        if rank < len(self.recent) and record.get("spans"):
+        if record.get("name") == "death":
+            self._dead.add(record["dead"])
+        elif rank < len(self.recent) and record.get("spans"):
             self.recent[rank].append(record)
 
     def draw_newest(self, ended: bool) -> None:
@@ -203,7 +205,7 @@ class Timeline(Window):
 
     def window(self) -> tuple[float, float]:
         """Return the newest window's start and end, in seconds of the run's clock."""
-        told = [own for own in self.recent if own]
+        told = [own for rank, own in enumerate(self.recent) if own and rank not in self._dead]
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
         taking = [statistics.median(_ended(r) - r["spans"][0][1] for r in list(own)[-STEPS:]) for own in told]

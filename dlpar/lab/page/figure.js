@@ -277,7 +277,8 @@ export class FigureView {
 
   buildTools() {
     const { data } = this, choices = Object.keys(data.x_axes);
-    const signature = JSON.stringify([choices, data.logarithmic, data.x]);
+    const signature = JSON.stringify([choices, data.logarithmic]), axis = this.tools.querySelector("select");
+    if (axis) axis.value = data.x;
     if (signature === this.signature) return;
     this.signature = signature;
     this.tools.replaceChildren();

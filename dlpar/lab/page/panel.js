@@ -209,11 +209,12 @@ class PanelView {
 
   buildFacts({ facts, ghost }) {
     const foreseen = ["simulated, before Run", ghost], means = { ...FACTS, [foreseen[0]]: "speed of the current settings, from a simulation of their message sizes" };
-    this.facts.replaceChildren(...[...facts, ...(ghost ? [foreseen] : [])].map(([name, fact]) => {
+    const items = [...facts, ...(ghost ? [foreseen] : [])];
+    rebuilt(this.facts, items, () => this.facts.replaceChildren(...items.map(([name, fact]) => {
       const item = make("span", { title: means[name], tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
-      item.dataset.means = means[name];
+      Object.assign(item.dataset, { means: means[name], key: name });
       return item;
-    }));
+    })));
   }
 
   /** The ranks of a running job, each with its buttons. */
@@ -377,6 +378,7 @@ class TimeLine {
     this.moment = null;
     this.range.value = 1000;
     this.says.textContent = this.root.hidden ? "" : seconds(length);
+    this.range.removeAttribute("aria-valuetext");
     this.mark(null);
   }
 

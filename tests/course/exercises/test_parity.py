@@ -129,3 +129,17 @@ def test_one_that_sends_the_hidden_layer_as_well_is_told_so():
 
 def test_one_that_returns_too_little_is_told_what_is_wanted():
     assert "returns no tuple of y, of_x" in check_layers(lambda comm, *given: given[0], workers=[2]).sentence
+
+
+def test_a_whole_velocity_of_ones_own_is_not_zero():
+    """It gives the right weights in as many bytes, without dividing any state."""
+    whole = {}
+
+    def keeps_all(comm, weights, gradient, velocity, lr, momentum):
+        total = torch.cat(list(gradient))
+        ring_allreduce(comm, total)
+        own = whole.setdefault(id(velocity), torch.zeros_like(total)).mul_(momentum).add_(total)
+        for chunk, change in zip(weights, own.tensor_split(comm.size)):
+            chunk.sub_(lr * change)
+
+    assert "['velocity'] is False" in str(check_zero(keeps_all, workers=[2]))

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -89,6 +90,18 @@ def test_the_horizontal_axes_end_where_the_runs_do():
 
 
 # ---- a run that diverges -----------------------------------------------------------
+
+
+def test_the_noise_of_small_batches_is_no_divergence():
+    losses = [
+        0.01,
+        *np.random.default_rng(0).exponential(1.0, 98),
+        3.0,
+    ]  # the first batch was easy, the last hard
+    board = fed(plot := Convergence(), TWO.replace(steps=100))
+    take_steps(board, 2, losses)
+    board.settle(ended=True)
+    assert "diverged" not in plot.caption
 
 
 @pytest.mark.parametrize("last", [math.nan, math.inf, 400.0])

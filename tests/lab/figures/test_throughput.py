@@ -240,3 +240,13 @@ def test_the_sentence_of_a_run_gives_the_rate_of_its_summary(tmp_path):
         run = job.run if "averaging" in changes else dlpar.resume(job.run).wait()
         sentence, rate = captioned(run)
         assert f"together train on {rate} samples a second" in sentence
+
+
+def test_a_rank_whose_pushes_are_dropped_trains_on_nothing():
+    backup = Experiment(workers=3, batch=64, sync={"scheme": "ps", "backup": 1})
+    board = fed(plot := Throughput(), backup)
+    for number in range(6):
+        for rank in range(3):
+            board.take(rank, step(number, rank, of=2, dropped=int(rank == 2)))
+        board.settle(ended=False)
+    assert [plot.by_rank[rank].mean is not None for rank in range(3)] == [True, True, False]

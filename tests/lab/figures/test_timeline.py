@@ -261,3 +261,14 @@ def test_a_single_worker_has_no_lanes():
     alone = finished(workers=1, steps=3, sync=ASYNCHRONOUS)
     with pytest.raises(ValueError, match="got sync ps with 1 worker, allowed is ps or hogwild with"):
         lab.lanes(alone)
+
+
+def test_after_a_death_the_window_is_that_of_the_survivors():
+    board = fed(plot := Timeline(), ASP)
+    records = [r for r in free_running([0.01] * 4, 3.0) if r["rank"] != 2 or r["t"] < 1.0]
+    board.take(0, {"k": "event", "name": "death", "dead": 2, "step": 99, "workers": 3, "t": 1.1})
+    for record in records:
+        board.take(record["rank"], record)
+    board.settle(ended=True)
+    rows = bars(plot)
+    assert set(rows[:, 0]) == {0, 1, 3} and rows[:, 3].min() > 200
