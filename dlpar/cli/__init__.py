@@ -62,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments : list of str, optional
         Arguments without the program's name; default: this process's arguments.
     """
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # a closed standard stream: the next file would get its number, and child processes replace it
+    os.close(number)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks × shows ? instead
@@ -69,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
     try:
-        if name == "dlpar" and not words[0].startswith("-"):
+        if name == "dlpar" and (words[0] == "--" or not words[0].startswith("-")):
             raise BadRequest(f"got {words[0]!r}, allowed is one of {', '.join(COMMANDS)}")
         # If the command were called, typer would catch Ctrl-C and say nothing.
         command = typer.main.get_command(_program(words[0]))
@@ -92,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except ModuleNotFoundError as error:
         plugins = os.environ.get("DLPAR_PLUGINS", "")
-        if error.name not in map(str.strip, plugins.split(",")):
+        if not any(f"{plugin.strip()}.".startswith(f"{error.name}.") for plugin in plugins.split(",")):
             raise
         allowed = "modules that Python finds, with commas between them"
         return _end(BAD_REQUEST, f"{name}: DLPAR_PLUGINS: got {plugins!r}, allowed are {allowed}: {error}")

@@ -154,6 +154,8 @@ def slots(
     if pause + go_on + look > 1:
         raise BadRequest("--pause, --go-on, --look: got more than one, allowed is one of them")
     path = socket or keeper_socket() or USUAL
+    if path.exists() and not path.is_socket():
+        raise BadRequest(f"--socket: got {str(path)!r}, allowed is a new path, because this is no socket")
     if not (pause or go_on or look):
         return _serve(path, usual_slots() if ranks is None else ranks, teachers, longest)
     print(json.dumps(ask(path, {"pause": pause} if pause or go_on else {})))

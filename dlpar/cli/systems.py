@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dlpar.cli import FAILED, AsJSON, BadRequest
+from dlpar.cli import FAILED, AsJSON, BadRequest, Failed
 from dlpar.cli.tables import console, table
 
 AXES = ("name", "title", "year", "consistency", "parameters", "training", "missing")
@@ -35,8 +35,7 @@ def systems(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJS
     try:
         found = compare(system, run(system))
     except JobFailed as error:
-        print(error)
-        return FAILED
+        raise Failed(str(error)) from None
     figures = [asdict(each) for each in found]
     if as_json:
         about = {name: getattr(system, name) for name in (*AXES, "source", "mechanism")}

@@ -96,7 +96,7 @@ class Experiment(FromFile):
     cluster: Cluster = Field(Cluster())
     """Machines of the ranks."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         load_plugins()
         super().__init__(**fields)
 

@@ -108,7 +108,7 @@ class Part(BaseModel):
 class FromFile(Part):
     """Part that a file may describe. A bad value raises `BadExperiment`, which names the field."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:

@@ -292,13 +292,13 @@ def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFram
     return pd.DataFrame(rows, columns=columns)
 
 
-SNAPSHOTS, MANIFEST = "snapshots", "COMMITTED.json"
-"""Names of a run's snapshot folder, and of the manifest that completes a snapshot."""
+SNAPSHOTS, SETS, MANIFEST = "snapshots", "step-" + 8 * "[0-9]", "COMMITTED.json"
+"""Names of a run's snapshot folder, of a snapshot in it, and of the manifest that completes a snapshot."""
 
 
 def snapshots_in(folder: Path) -> list[int]:
     """Return the steps of the snapshots in a run folder, the newest first."""
-    found = (folder / SNAPSHOTS).glob(f"step-*/{MANIFEST}")
+    found = (folder / SNAPSHOTS).glob(f"{SETS}/{MANIFEST}")
     return sorted((int(path.parent.name.removeprefix("step-")) for path in found), reverse=True)
 
 
@@ -338,7 +338,7 @@ def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:
         args = {"step": record["step"], **dict(zip(("micro", "chunk"), of))}
         times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
         yield {**of_rank, "ph": "X", "name": name, "cat": kind, "args": args, **times}
-    if kind == "step":
+    if kind == "step" and abs(record["loss"]) < float("inf"):  # JSON has no other numbers
         yield {**of_rank, "ph": "C", "name": "loss", "ts": at, "args": {"loss": record["loss"]}}
     elif kind in ("event", "error"):
         yield {**of_rank, "ph": "i", "s": "p", "ts": at, "name": record.get("name", kind)}

@@ -30,7 +30,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.paths import write_whole
 from dlpar.config.schema import BadExperiment
 from dlpar.delays import Death, Delays
-from dlpar.jobs.run import MANIFEST, SNAPSHOTS, snapshots_in
+from dlpar.jobs.run import MANIFEST, SETS, SNAPSHOTS, snapshots_in
 from dlpar.jobs.tail import ORDERS, REFUSAL, attempts_in, lines_of, source_of
 from dlpar.split.mesh import holders
 from dlpar.split.zero import cut_again
@@ -305,7 +305,7 @@ def remove_sets(folder: Path, is_unwanted: Callable[[int, bool], bool]) -> None:
 
     Shards of an abandoned set would complete a later set of the same step with an older state.
     """
-    for found in (folder / SNAPSHOTS).glob("step-*"):
+    for found in (folder / SNAPSHOTS).glob(SETS):
         if is_unwanted(int(found.name.removeprefix("step-")), (found / MANIFEST).exists()):
             (found / MANIFEST).unlink(missing_ok=True)  # first: from now on it is no snapshot
             shutil.rmtree(found, ignore_errors=True)
@@ -454,7 +454,8 @@ class Keeper(comm.Keeper):
         own = shard(self.folder, due[-1], self.rank)
         for step in reversed(due):
             path = shard(self.folder, step, self.rank)
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            # A run folder that a user has removed does not come back.
+            path.parent.mkdir(0o700, parents=self.folder.exists(), exist_ok=True)
             state.write(own) if path == own else os.link(own, path)
             if all(shard(self.folder, step, rank).exists() for rank in self.shards):
                 self._commit(path.parent, step)

@@ -12,9 +12,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from conftest import eventually
 
 import dlpar
-from cli.program import PROGRAM, program
+from cli.program import PROGRAM, newest, program
 from dlpar.cli import COMMANDS, Stops, flags, main
 
 
@@ -131,7 +132,7 @@ def test_a_pipe_that_nobody_reads_is_refused(capsys, finished, tmp_path):
         assert capsys.readouterr().err == f"dlpar {words[0]}: {tmp_path}/pipe: No such device or address\n"
 
 
-@pytest.mark.parametrize("modules", ["nosuch", "nosuch, chords"])
+@pytest.mark.parametrize("modules", ["nosuch", "nosuch, chords", "nosuch.module"])
 def test_a_plug_in_that_python_does_not_find_is_refused_in_one_sentence(modules, capsys, monkeypatch):
     monkeypatch.setenv("DLPAR_PLUGINS", modules)
     assert main(["run", "--world", "simulated"]) == 2
@@ -146,3 +147,33 @@ def test_ctrl_c_before_a_job_has_started_is_told(capsys, monkeypatch):
 
     monkeypatch.setattr("dlpar.cli.runs.kept_runs", interrupted)
     assert main(["runs"]) == 130 and capsys.readouterr().err == "dlpar runs: stopped by Ctrl-C\n"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--", "run"], "dlpar: got '--', allowed is one of run, "),
+        (["slots", "--socket", "thesis.txt"], "--socket: got 'thesis.txt', allowed is a new path"),
+        (["run", "--experiment", "self.json"], "self: got 1, but there is no such field"),
+        (["platforms", "./self.json"], "self"),
+    ],
+)
+def test_odd_words_and_files_are_refused_and_stay(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "thesis.txt").write_text("precious")
+    (tmp_path / "self.json").write_text('{"self": 1}')
+    assert main(words) == 2 and said in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_job_of_a_program_without_standard_streams_is_known_to_be_running():
+    """Its files would get the numbers of the streams, and lose them to those of child processes."""
+    words = ["run", "--steps", "2000", "--delay", "constant", "--delay-ms", "20", "--workers", "2"]
+    quoted, before = " ".join([*PROGRAM, *words]), {run.id for run in dlpar.runs()}
+    shell = subprocess.Popen(["sh", "-c", f"exec {quoted} <&- >&- 2>&-"])
+    try:
+        run = eventually(lambda: (run := newest()) and run.id not in before and run, 30, "a run")
+        assert run.status == "running"
+    finally:
+        shell.send_signal(signal.SIGINT)
+        shell.wait(30)

@@ -9,6 +9,7 @@ import os
 import stat
 
 import pytest
+from simulations import simulation_of
 
 import dlpar
 from dlpar import Experiment, Run
@@ -106,6 +107,13 @@ def test_csv_and_perfetto_hold_the_same_figures(run, tmp_path):
     assert len(spans) == len(run.spans)
     assert sum(e["dur"] for e in spans) / 1e6 == pytest.approx((run.spans["end"] - run.spans["start"]).sum())
     assert {e["pid"] for e in spans} == {0, 1, 2}
+
+
+def test_a_trace_has_only_numbers_of_json(tmp_path):
+    """Sizes have no loss, and the loss of a run that diverges is no number."""
+    sizes = Experiment(workers=2, steps=2, cluster={"world": "simulated", "messages": "sizes"})
+    text = simulation_of(sizes, tmp_path / "sizes").to_perfetto(tmp_path / "trace.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
 
 
 def test_a_run_that_ended_without_a_word_is_lost_not_running(run, tmp_path):

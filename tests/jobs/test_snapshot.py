@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -19,7 +20,7 @@ from dlpar.jobs.launch import Job, JobFailed
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import is_locked
-from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, shard, taken, written
+from dlpar.jobs.snapshot import Attempt, State, begin, newest, put, remove_sets, shard, taken, written
 from dlpar.jobs.tail import attempts_in
 from dlpar.split import mesh
 from dlpar.split.mesh import groups
@@ -215,6 +216,11 @@ def cut_off(tmp_path):
 def test_a_torn_or_changed_snapshot_is_passed_over(tmp_path):
     run, experiment = cut_off(tmp_path)
     assert run.snapshots == [16, 8]
+    copy = run.path / "snapshots" / "step-00000016"
+    shutil.copytree(copy, copy.with_suffix(".bak"))  # a user's own copy is none of ours
+    assert run.snapshots == [16, 8]
+    remove_sets(run.path, lambda step, is_complete: not is_complete)
+    assert copy.with_suffix(".bak").exists() and copy.exists()
     path = shard(run.path, 16, 2)
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])

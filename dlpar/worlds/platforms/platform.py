@@ -109,7 +109,7 @@ class Link(FromFile):
     bandwidth: float = Field(gt=0, strict=True, allow_inf_nan=True)
     overhead: float = Field(0.0, ge=0, strict=True)
 
-    def __init__(self, *values: Any, **fields: Any) -> None:
+    def __init__(self, /, *values: Any, **fields: Any) -> None:
         super().__init__(**dict(zip(Link.model_fields, values)), **fields)
 
     @model_validator(mode="after")
