@@ -72,7 +72,7 @@ def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
         except (NoMPI, JobFailed) as error:
             raise Failed(f"{error}; `dlpar doctor` says what this machine can run") from None
         follow(job, stops, silent=as_json)
-    if stops.asked is not None and job.run.status != "done":
+    if stops.asked is not None and job.folder.exists() and job.run.status != "done":
         print(
             f"dlpar {command}: stopped by {STOPS[stops.asked]}; its records are in {job.folder}",
             file=sys.stderr,
@@ -82,7 +82,8 @@ def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
         finished = job.wait()
     except JobFailed as error:
         newest = f"; `dlpar resume {job.run.id}` goes on" if job.folder.exists() and job.run.snapshots else ""
-        raise Failed(f"{error}\n\nIts records are kept in {job.folder}{newest}") from None
+        kept = f"\n\nIts records are kept in {job.folder}{newest}" if job.folder.exists() else ""
+        raise Failed(f"{error}{kept}") from None
     if as_json:
         print(json.dumps(finished.summary, indent=1))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -177,3 +178,15 @@ def test_a_job_of_a_program_without_standard_streams_is_known_to_be_running():
     finally:
         shell.send_signal(signal.SIGINT)
         shell.wait(30)
+
+
+def test_the_end_of_a_job_whose_folder_was_removed_names_no_records():
+    """Its snapshots do not bring the folder back."""
+    words = ["run", "--steps", "2000", "--delay", "constant", "--delay-ms", "20", "--workers", "2"]
+    before = {run.id for run in dlpar.runs()}
+    program = subprocess.Popen([*PROGRAM, *words, "--snapshot-every", "1"], stderr=subprocess.PIPE, text=True)
+    run = eventually(lambda: (run := newest()) and run.id not in before and run, 30, "a run")
+    shutil.rmtree(run.path)
+    _, said = program.communicate(timeout=30)
+    assert program.returncode == 1 and said.endswith("the run folder was removed while the job ran\n")
+    assert not run.path.exists()
