@@ -195,7 +195,10 @@ def test_a_slow_worker_does_not_hold_pairwise_gossip_up():
 @pytest.mark.parametrize("exchange", ["neighbours", "random", "one_peer", "pairwise", "push_sum"])
 def test_every_kind_of_gossip_learns_digits(exchange, tmp_path):
     fields = dict(workers=4, steps=200, batch=64, lr=0.1, sync={"exchange": exchange})
-    run = simulated(tmp_path, **fields) if exchange == "neighbours" else ran(**fields)
+    if exchange == "pairwise":  # simulated: a real worker that gets no core holds up the others' averages
+        fields["delays"] = {"kind": "gamma", "delay_ms": 5, "delay_cv": 0.5}
+    is_simulated = exchange in ("neighbours", "pairwise")
+    run = simulated(tmp_path, **fields) if is_simulated else ran(**fields)
     assert len(run.steps) == 4 * 200
     assert run.summary["accuracy"] >= 0.94
     if exchange != "pairwise":
