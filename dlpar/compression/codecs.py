@@ -147,9 +147,8 @@ class Half(Codec):
 
     def encode(self, tensor: Tensor) -> Tensor:
         largest = min(torch.finfo(self.dtype).max, torch.finfo(tensor.dtype).max)
-        exact = (
-            tensor if tensor.dtype == torch.float64 else tensor.float()
-        )  # bfloat16 would round the limit up
+        # In bfloat16 the limit would be rounded up.
+        exact = tensor if tensor.dtype == torch.float64 else tensor.float()
         return exact.clamp(-largest, largest).to(self.dtype).view(torch.uint8)
 
     def _decode(self, wire: Tensor, into: Tensor) -> None:

@@ -217,10 +217,9 @@ class RunPage(Page):
         self._show_facts()
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
         run = self._front
-        kept = Run(self._status.path)  # a recording that was stopped has other results
-        found = (
-            results(kept, self._board.reached) if self._board.steps.done and kept.status == status else None
-        )
+        kept = Run(self._status.path)
+        has_results = self._board.steps.done and kept.status == status  # not a recording that was stopped
+        found = results(kept, self._board.reached) if has_results else None
         self._outcomes[run.key] = status, found
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)

@@ -62,9 +62,11 @@ class Curve:
 
     @property
     def diverged(self) -> bool:
-        """Return whether the last losses are NaN, infinite, or on average far above the first losses."""
-        first, last = np.array_split(self.loss.rows[:, -1], 2)
-        return len(last) > 0 and not last[-20:].mean() < 2 * first[:20].mean()
+        """Return whether the loss is NaN, infinite, or far above the first loss while no held-out loss has fallen."""
+        # The first or the last of small batches may be odd.
+        tested = self.tests.rows[:, -1] if is_regression(self.experiment) else ()
+        fell = len(tested) > 1 and tested[-1] < tested[0] and math.isfinite(self.done.loss)
+        return bool(self.samples) and not (fell or self.done.loss < 2 * self.first)
 
     @property
     def samples(self) -> int:

@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -92,16 +91,24 @@ def test_the_horizontal_axes_end_where_the_runs_do():
 # ---- a run that diverges -----------------------------------------------------------
 
 
-def test_the_noise_of_small_batches_is_no_divergence():
-    losses = [
-        0.01,
-        *np.random.default_rng(0).exponential(1.0, 98),
-        3.0,
-    ]  # the first batch was easy, the last hard
-    board = fed(plot := Convergence(), TWO.replace(steps=100))
-    take_steps(board, 2, losses)
+@pytest.mark.parametrize("end, word", [(0.7, False), (1.4, True)])
+def test_an_odd_batch_is_no_divergence_if_the_held_out_loss_falls(end, word):
+    """Batches of one sample: the first was easy, the last is hard."""
+    board = fed(
+        plot := Convergence(), Experiment(workers=1, data="diabetes", model="linear", batch=1, steps=4)
+    )
+    board.take(0, {**evaluated(0, 0.0, None), "loss": 1.3})
+    take_steps(board, 1, [0.01, 1.1, 0.8, 1.5])
+    board.take(0, {**evaluated(4, 4.0, None), "loss": end})
     board.settle(ended=True)
-    assert "diverged" not in plot.caption
+    assert ("diverged" in plot.caption) == word
+
+
+def test_a_run_that_stays_far_above_its_first_loss_has_diverged():
+    board = fed(plot := Convergence(), TWO.replace(steps=60))
+    take_steps(board, 2, [2.3, 50.0, *[1000.0] * 58])
+    board.settle(ended=True)
+    assert "diverged" in plot.caption
 
 
 @pytest.mark.parametrize("last", [math.nan, math.inf, 400.0])
