@@ -190,7 +190,7 @@ SYSTEMS = (
         missing="containers with their own processors and memory",
     ),
     System(
-        "tensorflow_cloud", "TensorFlow on Cloudera, Cloud ML, Azure", 2017,
+        "tensorflow_cloud", "TensorFlow in the cloud", 2017,
         "Cloudera documentation (run_cluster); Google Cloud ML Engine and Azure (TF_CONFIG)", "synchronous",
         "centralised", "one model",
         "run_cluster gives workers and servers one cluster specification, TF_CONFIG; their scripts train",
