@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 
+import pytest
 from tornado.template import Template
 
 from dlpar.classroom.hub import teacher
 from dlpar.cli import main
+from dlpar.config.paths import runs_folder
 
 HIT = "window.hit=1"
 BAD = f'<img src=x onerror="{HIT}"><svg onload="{HIT}"></svg><a href="javascript:{HIT}">here</a><script>{HIT}</script>'
@@ -15,6 +19,9 @@ BAD = f'<img src=x onerror="{HIT}"><svg onload="{HIT}"></svg><a href="javascript
 
 AS_A_NAME = f"<img src=x onerror={HIT}>"
 """The same as the name of a file."""
+
+NEWEST = "20990101-"
+"""Starts the name of a run that is listed first."""
 
 HARM = """() => [window.hit ?? 0, ...[...document.querySelectorAll('*')].filter(element =>
   [...element.attributes].some(({ name, value }) => /^on(error|load)$/.test(name) && value.includes('window.hit')
@@ -28,7 +35,7 @@ from dlpar.lab import figures
 BAD, NAME = {BAD!r}, {AS_A_NAME!r}
 simulated = {{"world": "simulated"}}
 kept = dlpar.launch(dlpar.Experiment(workers=2, steps=4, sync={{"scheme": "ps"}}, cluster=simulated)).wait()
-folder = kept.path.with_name("20990101-" + NAME)
+folder = kept.path.with_name({NEWEST!r} + NAME)
 shutil.copytree(kept.path, folder, dirs_exist_ok=True)
 (folder / "log.txt").write_text(BAD)
 with open(folder / "rank-all.jsonl", "a") as file:
@@ -54,7 +61,15 @@ CELLS = (
 )
 
 
-def test_markup_in_a_notebook_stays_text(open_notebook, page):
+@pytest.fixture
+def no_later_run() -> Iterator[None]:
+    """The notebook's run is removed at the end, because other tests look for the newest of all."""
+    yield
+    for folder in runs_folder().glob(f"{NEWEST}*"):
+        shutil.rmtree(folder)
+
+
+def test_markup_in_a_notebook_stays_text(no_later_run, open_notebook, page):
     notebook = open_notebook(SETUP, *CELLS)
     notebook.run_all()
     outputs = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output")

@@ -185,8 +185,12 @@ def test_the_end_of_a_job_whose_folder_was_removed_names_no_records():
     words = ["run", "--steps", "2000", "--delay", "constant", "--delay-ms", "20", "--workers", "2"]
     before = {run.id for run in dlpar.runs()}
     program = subprocess.Popen([*PROGRAM, *words, "--snapshot-every", "1"], stderr=subprocess.PIPE, text=True)
-    run = eventually(lambda: (run := newest()) and run.id not in before and run, 30, "a run")
-    shutil.rmtree(run.path)
-    _, said = program.communicate(timeout=30)
+    try:
+        run = eventually(lambda: (run := newest()) and run.id not in before and run, 30, "a run")
+        shutil.rmtree(run.path)
+        _, said = program.communicate(timeout=30)
+    finally:
+        program.terminate()
+        program.wait(30)
     assert program.returncode == 1 and said.endswith("the run folder was removed while the job ran\n")
     assert not run.path.exists()
