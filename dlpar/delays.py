@@ -36,7 +36,8 @@ class Delays:
 
     def __init__(self, experiment: Experiment, comm: Comm, record: Recorder, done: int = 0) -> None:
         self.comm, self.record, self.delays, self.seed = comm, record, experiment.delays, experiment.seed
-        self.factor, self.halfway = self.delays.straggler.get(comm.rank, 1.0), experiment.steps // 2
+        self.factor, self.ordered = self.delays.straggler.get(comm.rank, 1.0), 0.0  # until `change`
+        self.halfway = experiment.steps // 2
         self.stall = self.delays.stall.get(comm.rank, 0.0) if done <= self.halfway else 0.0
         layers_send = experiment.replicas < experiment.workers or getattr(experiment.split, "zero", 0) == 3
         self.waits = layers_send and not getattr(experiment.sync, "overlap", False)
@@ -47,8 +48,7 @@ class Delays:
 
         Both happen on request during the run.
         """
-        self.factor, self.stall = factor or self.factor, self.stall + stall
-        self.halfway, self.none = 0 if stall else self.halfway, False
+        self.factor, self.ordered, self.none = factor or self.factor, self.ordered + stall, False
 
     def added(self, step: int) -> float:
         """Return the seconds that the distribution adds to a step, drawn by seed, worker and step."""
@@ -72,7 +72,8 @@ class Delays:
         if self.none:
             return
         computed = max(0.0, self.clock() - began)
-        stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
+        stall = self.ordered + (self.stall if done >= self.halfway else 0.0)
+        self.ordered, self.stall = 0.0, self.stall * (done < self.halfway)
         with self.record.span("delay"):
             self.comm.world.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)
 

@@ -77,14 +77,13 @@ class Replica:
         empty, self.inside = (comm.empty, comm.world.inside) if comm else (torch.empty, lambda call: call())
         self._compute = comm.compute if comm else lambda work: work()
         self.marks: list[tuple[float, Callable[[], None]]] = []
-        parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
+        self._parameters = parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         first = parameters[0]
         sizes = [p.numel() for p in parameters]
         on_gpu = comm is not None and comm.device.type == "cuda"
         shift = aligned(sizes, first.element_size()) if on_gpu else 0
         vector = lambda: empty(shift + sum(sizes), dtype=first.dtype)[shift:]
         self.weights, self.gradient = vector(), vector().zero_()
-        self._parameters = parameters
         self.collects = on_gpu if self.collects is None else self.collects
         self._compute(self._move_in)
         self.cut(float("inf"))

@@ -202,7 +202,7 @@ def meet(starter: Starter) -> str:
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-c", _MEET])
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    env = environment(starter, scratch.folder, scratch.memory, threads=1, one_host=True)
+    env = environment(scratch.folder, scratch.memory, threads=1, one_host=True)
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **how)
     try:
         said = process.communicate(timeout=MEET)[0]

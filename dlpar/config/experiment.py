@@ -75,7 +75,7 @@ class Experiment(FromFile):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of weights, of held-out samples and of batches."""
     evaluate_every: int | None = Field(None, ge=0, le=10000000)
-    """Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.
+    """Steps between tests on held-out samples, besides the one at the end; default: 20 to 39 tests a run; 0: none.
     """
     workers: int = Field(4, ge=1, le=rules.MOST["simulated"])
     """Ranks that train (servers not counted)."""
@@ -175,11 +175,14 @@ class Experiment(FromFile):
     @property
     def batch_parts(self) -> int:
         """Number of equal parts of a batch. The smallest share of a replica is about one part."""
-        n = self.replicas
+        n = max(1, self.replicas - self.backup)
         return n * (n + 1) // 2 if self.shards == "uneven" else n  # uneven shares are 1, 2, ..., n parts
 
     def local_batch(self, replica: int) -> int:
-        """Return the samples of `replica` (0-based) in every step. The first replicas take the remainder."""
+        """Return the samples of `replica` (0-based) in every step. The first replicas take the remainder.
+
+        Uneven shards have other shares (:class:`~dlpar.data.sampler.Sampler`).
+        """
         share, rest = divmod(self.global_batch, self.replicas - self.backup)
         return share + (replica < rest)
 

@@ -67,8 +67,8 @@ class Data(Part):
         if self.name not in FROM_FILES:
             return None
         given = self.folder or os.environ.get("DLPAR_DATA")
-        path = Path(given or "").expanduser()
-        if given and any(any(path.glob(file)) for file in FROM_FILES[self.name]):
+        path = Path(os.path.expanduser(given or ""))
+        if given and os.path.isdir(path) and any(any(path.glob(file)) for file in FROM_FILES[self.name]):
             return path
         field = "data.folder" if self.folder or not given else "$DLPAR_DATA"
         got = repr(given) if given else "nothing, nor is $DLPAR_DATA set"

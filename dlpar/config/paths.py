@@ -68,7 +68,7 @@ def runs_folder() -> Path:
     import platformdirs  # imported here, because processes that guard a job use only the standard library
 
     home = os.environ.get("DLPAR_HOME") or platformdirs.user_data_dir("dlpar")
-    return Path(home).expanduser().absolute() / "runs"
+    return Path(os.path.expanduser(home)).absolute() / "runs"
 
 
 def runtime_folder() -> Path:
@@ -80,7 +80,7 @@ def runtime_folder() -> Path:
         If another user owns the folder or may write to it.
     """
     base = os.environ.get("DLPAR_RUNTIME") or os.path.join(tempfile.gettempdir(), f"dlpar-{os.getuid()}")
-    return private_folder(Path(base).expanduser().absolute())
+    return private_folder(Path(os.path.expanduser(base)).absolute())
 
 
 def private_folder(path: Path) -> Path:

@@ -191,14 +191,14 @@ def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
 
 def _of_replicas(e: Experiment) -> Iterator[Complaint]:
     """Check that every replica has enough samples."""
-    n = e.workers
+    workers, n = f"{e.workers} workers", max(1, e.workers - e.backup)
     if e.scaling == "strong" and e.batch < n:
-        yield "batch", f"with {n} workers and strong scaling is at least {n}: every worker needs a sample"
+        yield "batch", f"with {workers} and strong scaling is at least {n}: every worker needs a sample"
     # Batch normalisation of a single number has no variance. A channel of an image has many numbers, a row of
     # an mlp one.
     if e.model.norm != "none" and e.model.name == "mlp":
         shares = e.batch_parts if e.model.norm == "batch" else 1
         if e.global_batch < 2 * shares:
             least = 2 * shares if e.scaling == "strong" else -(-2 * shares // n)
-            of = f"with norm {e.model.norm}, {n} workers, {e.scaling} scaling and {e.shards} shards"
+            of = f"with norm {e.model.norm}, {workers}, {e.scaling} scaling and {e.shards} shards"
             yield "batch", f"{of} is at least {least}: a variance needs two samples"

@@ -149,7 +149,7 @@ def is_optional(annotation: Any) -> bool:
 
 
 def choices(field: FieldInfo) -> list[Any]:
-    """Return the values that a ``Literal`` or :class:`OneOf` field allows, or None for any other field."""
+    """Return the values that a ``Literal`` or :class:`OneOf` field allows. Any other field has none."""
     for mark in field.metadata:
         if isinstance(mark, OneOf):
             return list(mark.words)
@@ -185,7 +185,7 @@ def allowed(field: FieldInfo) -> str:
         text = "true or false"
     elif typing.get_origin(kind) is dict:
         key, value = typing.get_args(kind)
-        some = "workers, such as 1=4.0,2=1.5" if key is int else f"of {', '.join(typing.get_args(key))}"
+        some = "ranks, such as 1=1.0,2=1.0" if key is int else f"of {', '.join(typing.get_args(key))}"
         text = f"numbers {_limits(FieldInfo.from_annotation(value))} for some {some}"
     elif typing.get_origin(kind) is tuple:
         text = "pairs of workers such as 0-1,1-2, or the path of a file with one pair a line"

@@ -112,7 +112,7 @@ class SplitPart(PartWithRules):
         return math.prod(self.axes(workers).values())
 
     def too_few_layers(self, e: Experiment, model: str, layers: int) -> Iterator[Complaint]:
-        """Return whether a model has too few layers for this split. Only layers with weights count."""
+        """Yield complaints if a model has too few layers for this split. Only layers with weights count."""
         yield from ()
 
 
@@ -307,7 +307,7 @@ class PipelineSplit(ModelSplit):
                 total = "all layers" if layers is None else f"{layers}, the model's layers with weights"
                 allowed = f"is balanced, measured, or {parts} numbers from 1 that add up to {total}"
                 yield "split.partition", allowed
-        least = e.local_batch(e.replicas - 1)
+        least = e.global_batch // e.batch_parts
         if self.microbatches > least:
             yield "split.microbatches", f"with {least} samples a replica is at most {least}"
         if self.traits.has_chunks and self.microbatches % stages:

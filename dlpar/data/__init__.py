@@ -37,7 +37,7 @@ TEST_CHARACTERS = 2**14
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples on the CPU.
+    """Samples, on the CPU until :meth:`to` moves them.
 
     `x` has the requested dtype (characters: int64), and `y` has the task's form.
 

@@ -34,7 +34,7 @@ PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "networkx", "numpy.random",
 """Modules that every rank has loaded from the start, with their own imports."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}
-"""Subpackages that no rank runs."""
+"""Subpackages that are not preloaded, so a change in them needs no new fork server."""
 
 READ = {".py", ".json", ".toml"}
 """Suffixes of the files that a rank reads."""

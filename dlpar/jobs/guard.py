@@ -138,7 +138,8 @@ class Guardian:
 
         Also end a job that has lost its owner.
         """
-        said = os.read(0, 1 << 12).decode() if source == 0 else ""
+        # All that a pipe holds, because a shorter read might cut a line.
+        said = os.read(0, 1 << 16).decode() if source == 0 else ""
         for line in said.splitlines() or ["the process that started the job ended, so the job was stopped"]:
             self._signal(**json.loads(line)) if line.startswith("{") else self.end("stopped", line)
 

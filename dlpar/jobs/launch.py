@@ -75,7 +75,7 @@ class Job:
 
     def __init__(self, folder: Path, experiment: Experiment, held: int | None = None) -> None:
         self.folder, self.launched, self._experiment = folder, time.time(), experiment
-        find_starter(), idle_seconds()  # both refuse a bad setting before any file is made
+        find_starter(), idle_seconds()  # both refuse a bad setting before any process starts
         sweep()
         scratch, locks = Scratch.fresh(), list[int]()
         try:
@@ -119,7 +119,7 @@ class Job:
             "folder": str(self.folder),
             "cold": starter.command(ranks, cold, cluster.hostfile, survives),
             "warm": starter.command(ranks, warm, None, survives) if is_warm else None,
-            "env": environment(starter, scratch.folder, scratch.memory, threads, one_host),
+            "env": environment(scratch.folder, scratch.memory, threads, one_host),
             "queue": str(queue) if queue else None,
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),

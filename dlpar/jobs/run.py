@@ -149,7 +149,7 @@ class Run:
     def ranks(self) -> pd.DataFrame:
         """Table with one row per rank.
 
-        Columns: role (worker, server, leaf), host, pid, device, carrier, clock, threads.
+        Columns: role (worker, server, leaf, spare), host, pid, device, carrier, clock, threads.
         """
         frame = _frame([record for _, record in self._of_kind("rank")])
         frame = frame if frame.empty else frame.drop(columns="k").drop_duplicates("rank", keep="last")

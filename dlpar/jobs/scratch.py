@@ -83,12 +83,15 @@ def is_locked(folder: Path) -> bool:
 
 
 def sweep(older_than: float = 60.0) -> None:
-    """Remove unlocked folders of jobs whose guardian was killed, if at least `older_than` seconds old."""
+    """Remove unlocked folders of jobs whose guardian was killed, if at least `older_than` seconds old.
+
+    Results of functions on ranks stay 1,440 times as long (a day), because a later cell may still read them.
+    """
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         with suppress(OSError):  # removed meanwhile
-            old = time.time() - folder.stat().st_mtime > older_than
+            kind, _, name = folder.name.partition("-")
+            old = time.time() - folder.stat().st_mtime > older_than * (1 if kind == "job" else 1440)
             if old and (held := lock(folder / "lock")) is not None:
-                kind, _, name = folder.name.partition("-")
                 Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
                 os.close(held)
 

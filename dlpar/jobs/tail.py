@@ -29,7 +29,7 @@ CALL = "call.pkl"
 """Name of the file with a packed function, which the ranks call instead of training."""
 
 REFUSAL = "refused.txt"
-"""Name of the file that explains in a sentence why ranks cannot run with the installed MPI."""
+"""Name of the file with a sentence that ends the job: why ranks cannot run, or what a rank has raised."""
 
 
 ORDERS = "orders.jsonl"

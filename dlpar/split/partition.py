@@ -97,7 +97,7 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
         ``"2,1,1"``: numbers of units.  Anything else minimises the cost of the costliest part, and then
         prefers an even cut.
     """
-    counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
+    counts = [int(n) for n in how.split(",")] if how.strip()[0].isdigit() else _most_even(costs, parts)
     # An experiment's rules cannot check this, because they do not know the layers of a workload from a file.
     if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:
         got = f"split.partition: got {how!r} for {parts} parts"

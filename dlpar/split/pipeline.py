@@ -201,7 +201,7 @@ class PipelineSplit(Split):
         return self.stash.used(micro) if self.stash else nullcontext()
 
     def facts(self) -> dict[str, Any]:
-        """Return ``in_flight``, the maximum number of micro-batches whose activations a chunk held.
+        """Return ``in_flight``, the maximum number of micro-batches of chunks whose activations the stage held.
 
         Without a flush, also return ``staleness`` and ``versions``. ``staleness`` counts the updates between
         the forward and the backward pass of the batch. ``versions`` counts the weight versions, including the

@@ -55,6 +55,7 @@ class Averaging(Scheme):
         self.inner = sync.exchange(outer(experiment), comm, replica)
         # This comes after the inner scheme, which may have changed the weights.
         super().__init__(experiment, comm, replica)
+        self.chosen = self.inner.chosen
         self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"
         self.pull = experiment.averaging.elasticity / experiment.workers if self.elastic else 0.0
         # The last weights on which all agreed: the start of the block, or the centre.

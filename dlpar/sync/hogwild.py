@@ -54,7 +54,7 @@ class Hogwild(Scheme):
         self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker counts its own
         self.meter = ConflictMeter(experiment, comm, replica)
         self.seen: dict[str, Any] = {}
-        comm.barrier()  # all workers have written the same initial weights; from now on these may change
+        comm.barrier()  # worker 0 has written the initial weights; from now on these may change
 
     def resume(self, own: int, done: int) -> None:
         super().resume(own, done)

@@ -37,7 +37,7 @@ def reseated(crew: Crew, alive: list[int]) -> Crew:
     Raises
     ------
     CannotGoOn
-        If a server's range is on no other server, or no worker is left.
+        If state died that no other rank has (of a server or a driver), no worker is left, or the graph is cut.
     """
     e = crew.experiment
     team, spares = list(crew.seats[: e.members]), [rank for rank in crew.seats[e.members :] if rank in alive]
@@ -81,8 +81,7 @@ def without(e: Experiment, stay: list[int], servers: int, spares: int) -> Experi
         elif hasattr(e.sync, "peers"):
             sync["peers"] = max(1, min(e.sync.peers, len(stay) - 1))
         changes |= {"workers": len(stay), "delays": _delays_of(e, new)}
-        if not e.backup:
-            changes |= {"scaling": "strong", "batch": e.global_batch}
+        changes |= {"scaling": "strong", "batch": e.global_batch}
     return e.replace(**changes)
 
 

@@ -1,4 +1,4 @@
-"""Schemes typed in a notebook cell: a class with a scheme's calls, or an all-reduce function."""
+"""Schemes typed in a notebook cell: a subclass of :class:`~dlpar.sync.Scheme`, or an all-reduce function."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
     from dlpar.replica import Replica
 
 
-CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
-"""Methods of a scheme that the training loop calls. :class:`~dlpar.sync.Scheme` has all but `combine`."""
-
 RECORDED = frozenset(
     {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
-     "memory_over_time", "slip", "lag"}
+     "memory_over_time", "slip", "lag", "of", "snapshot"}
 )  # fmt: skip
 """Names that each step's record already has. Facts of these names would overwrite its values."""
 
@@ -42,7 +39,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     Parameters
     ----------
     experiment : Experiment
-        Its ``sync.code`` holds a class, made with (experiment, comm, replica), or a
+        Its ``sync.code`` holds a subclass of `Scheme`, made with (experiment, comm, replica), or a
         function of (comm, tensor) that leaves the sum over all ranks in the tensor.
     comm, replica
         As for any :class:`~dlpar.sync.Scheme`.
@@ -50,7 +47,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     Raises
     ------
     TypeError
-        If `code` holds neither. The message names what is missing.
+        If `code` holds neither. The message names what is allowed.
     NotFacts
         If the scheme's ``facts()`` cannot be recorded, at the first such step.
     """
@@ -67,13 +64,11 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 def not_a_scheme(typed: Any, name: str) -> str | None:
     """Return in one sentence why a class or function cannot be a scheme, or None if it can."""
     if isinstance(typed, type):
-        missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
         # Scheme.combine() only raises NotImplementedError.
-        if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
-            missing = ["combine"]
-        if missing:
-            those = ", ".join(missing)
-            return f"sync: got class {name} without {those}, allowed is a subclass of dlpar.sync.Scheme with combine()"
+        if not issubclass(typed, Scheme) or typed.combine is Scheme.combine:
+            return (
+                f"sync: got class {name}, allowed is a subclass of dlpar.sync.Scheme with its own combine()"
+            )
         return _cannot_take(typed, name, ("experiment", "comm", "replica"))
     if not callable(typed):
         return f"sync: got {name}, allowed is a function of (comm, tensor) or a subclass of dlpar.sync.Scheme"

@@ -132,7 +132,7 @@ def _seconds(
     }
     if name not in forms:
         raise ValueError(
-            f"name: got {name!r}, allowed is one with a closed form: {', '.join([*HALVES, *forms])}"
+            f"name: got {name!r}, allowed is one with a closed form: {', '.join([*HALVES, 'hierarchical', *forms])}"
         )
     return forms[name]()
 

@@ -42,6 +42,7 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     tree_reduce            N-1                         (N-1) n                            Thakur 2005, 4.4
     tree_broadcast         N-1                         (N-1) n                            Thakur 2005, 4.2
     tree                   2 (N-1)                     2 (N-1) n
+    double_tree            4 (N-1) P                   2 (N-1) n                          Sanders 2009, 2
     tree_aggregate         N-1, at any depth           (N-1) n                            Spark, treeAggregate
     torrent_broadcast      (N-1)^2                     (N-1) n                            Thakur 2005, 4.2
     ring_reduce_scatter    N (N-1)                     (N-1) n                            Patarasuk 2009
@@ -51,8 +52,8 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     hierarchical           2 (N-G) + 2 G (G-1)         2 (N-G) n + 2 (G-1) n              Jia 2018, 3.2
     =====================  ==========================  =================================  ======================
 
-    p is the largest power of two not above N, r = N - p, and G = ceil(N / group)
-    the number of groups.  The busiest rank sends
+    p is the largest power of two not above N, r = N - p, P the pieces of half a tensor
+    (:func:`pieces_of`), and G = ceil(N / group) the number of groups.  The busiest rank sends
 
     - star: N-1 tensors, the root's broadcast;
     - tree: ceil(log2 N) tensors, as many as the root has children;

@@ -24,7 +24,7 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     ===============  =====================  ===========================================
     gpipe, 1f1b      (p - 1) / m            Narayanan et al., arXiv 2104.04473, 2.2.1
     interleaved      (p - 1) / (v m)        Narayanan et al., arXiv 2104.04473, 2.2.2
-    zb-h1            (p - 1) / (3 m)        Qi et al., arXiv 2401.10241, table 2
+    zb-h1, m >= p    (p - 1) / (3 m)        Qi et al., arXiv 2401.10241, table 2
     zb-h2            0                      Qi et al., arXiv 2401.10241, table 2
     ===============  =====================  ===========================================
 

@@ -87,9 +87,10 @@ class Servers:
         Answers leave a server every d seconds. d is the longer of o and c, or their sum if the server waits
         until an answer has left.  The worker that is answered last has waited for N answers and then pushes S
         shards.  A server takes in N pushes, and none begins before a worker has its S answers.  So a step
-        never takes less. If S divides N and all workers begin together, it usually takes no more.  With b = c
-        the time is compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is busy with a
-        push for longer than the transfer of its bytes.
+        never takes less. If S divides N and all workers begin together, it usually takes no more.  It also
+        takes at least N (2 o + serving), or N (2 o + c + serving) if a server waits until an answer has left.
+        With b = c the time is compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is
+        busy with a push for longer than the transfer of its bytes.
 
         Source: follows from the network model.
 
@@ -110,9 +111,9 @@ class Servers:
         """Return the seconds for N worker-steps if no worker waits for another (asp).
 
         A worker that never queues takes compute + 2 a + S b + c + serving.  A server that is
-        always busy takes max(b, o + max(o, c) + serving) per push: the next push arrives while an answer
-        leaves. A step takes the longer of one cycle and N pushes. So asynchronous workers also saturate a
-        server.
+        always busy takes max(b, c, 2 o + serving) per push, or max(b, o + max(o, c) + serving) if it waits
+        until an answer has left: the next push arrives while an answer leaves. A step takes the longer of one
+        cycle and N pushes. So asynchronous workers also saturate a server.
 
         Source: the asymptotic bounds of a closed queueing network; Lazowska et al.,
         "Quantitative System Performance" (1984), section 5.2.  The result is exact for equal workers of

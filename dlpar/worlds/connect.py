@@ -47,8 +47,7 @@ def connect(cluster: Cluster, on_host: Sequence[int] = ()) -> Comm:
     if any(faults):
         number, carrier = None, "mpi"
         why = next(f"the GPU of rank {rank} says {fault!r}" for rank, fault in enumerate(faults) if fault)
-        if cluster.device == "cuda" or cluster.carrier == "nccl":
-            raise ValueError(f"cluster.device: got {cluster.device!r}, allowed here is cpu: {why}")
+        _refuse_cpu(cluster, why)
         if world.rank == 0:
             print(f"cluster.device: auto is the CPU here, because {why}", file=sys.stderr, flush=True)
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
@@ -108,11 +107,7 @@ def places(
     on_host = () if cluster.carrier == "nccl" else on_host
     blind = [rank for rank, seen in enumerate(visible) if not seen and rank not in on_host]
     if blind:
-        why = f"rank {blind[0]} sees no CUDA device"
-        if cluster.device == "cuda":
-            raise ValueError(f"cluster.device: got 'cuda', allowed here is auto or cpu: {why}")
-        if cluster.carrier == "nccl":
-            raise ValueError(f"cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: {why}")
+        _refuse_cpu(cluster, f"rank {blind[0]} sees no CUDA device")
         return [], "gloo" if cluster.carrier == "gloo" else "mpi"
     ranks_of: Counter[str] = Counter()
     taken: list[int | None] = [None] * len(visible)
@@ -129,6 +124,16 @@ def places(
     if shared and cluster.device == "auto":
         return [], "mpi"
     return taken, "mpi" if shared or on_host or cluster.carrier == "mpi" else "nccl"
+
+
+def _refuse_cpu(cluster: Cluster, why: str) -> None:
+    """Reject the CPU for a cluster that asks for GPUs. `why` completes the sentence."""
+    for field, asked, allowed in (
+        ("device", "cuda", "auto or cpu"),
+        ("carrier", "nccl", "auto, mpi or gloo"),
+    ):
+        if getattr(cluster, field) == asked:
+            raise ValueError(f"cluster.{field}: got {asked!r}, allowed here is {allowed}: {why}")
 
 
 def _visible(cluster: Cluster) -> tuple[list[str], str]:

@@ -1,7 +1,7 @@
 """Messages through MPI: CPU tensors in place, device tensors staged through pinned memory.
 
 MPI has no bfloat16, and counts in 32-bit integers.  So payloads travel as raw memory, and long payloads as an
-MPI type of many bytes.  Only the library's all-reduce needs a number type, because it adds.
+MPI type of many bytes.  Only the library's reductions need a number type, because they add.
 """
 
 from __future__ import annotations

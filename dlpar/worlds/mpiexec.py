@@ -105,7 +105,7 @@ def _identify(path: str) -> Starter:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoMPI(f"mpiexec: {path} does not answer --version ({error})") from None
     first = said.splitlines()[0] if said else "unknown"
-    if open_mpi := re.search(r"\(?(?:Open ?MPI|OpenRTE|Open MPI)\)? (\d+)\.", said, re.I):
+    if open_mpi := re.search(r"\(?(?:Open ?MPI|OpenRTE)\)? (\d+)\.", said, re.I):
         return Starter(path, "openmpi5" if int(open_mpi[1]) >= 5 else "openmpi4", first)
     return Starter(path, "hydra" if re.search(r"hydra|Intel\(R\) MPI", said, re.I) else "plain", first)
 
@@ -121,7 +121,7 @@ def hosts_of(hostfile: str) -> dict[str, int | None]:
     hosts: dict[str, int | None] = {}
     for line in read_plain(hostfile).decode(errors="replace").splitlines():
         if words := line.partition("#")[0].split():
-            slots = re.search(r"slots *= *(\d+)", line)
+            slots = re.search(r"(?<![\w-])slots *= *(\d+)", line.partition("#")[0])
             hosts[words[0]] = (hosts.get(words[0]) or 0) + int(slots[1]) if slots else None
     return hosts
 
@@ -139,12 +139,12 @@ def _check_names(hostfile: str) -> None:
             if re.fullmatch(r"\w[\w.:-]*", host) and not _is_here(host):
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
                 asked[host] = subprocess.Popen([*agent, host, "hostname"], **quiet, text=True)
-    owners, deadline = {os.uname().nodename: "this machine"}, time.monotonic() + ANSWER
+    owners, names, deadline = {os.uname().nodename: "this machine"}, {}, time.monotonic() + ANSWER
     for host, answer in asked.items():
-        name = ""
         with suppress(subprocess.TimeoutExpired):
-            name = answer.communicate(timeout=max(0.1, deadline - time.monotonic()))[0].strip()
+            names[host] = answer.communicate(timeout=max(0.1, deadline - time.monotonic()))[0].strip()
         answer.kill()
+    for host, name in names.items():
         if name and owners.setdefault(name, host) != host:
             alike = f"{host} calls itself {name!r}, as {owners[name]} does"
             raise NoMPI(f"cluster.hostfile: {alike}; each host needs its own name, or the launcher hangs")
@@ -162,7 +162,7 @@ EAGER = 1 << 20
 """Bytes of a message between hosts up to which a sender does not wait for the receiver."""
 
 
-def environment(starter: Starter, folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
+def environment(folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
     """Return this process's environment with settings for a quick, quiet, private start.
 
     The user's settings take precedence.

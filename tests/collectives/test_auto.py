@@ -18,7 +18,7 @@ from dlpar.theory import collective_seconds, predict
 from dlpar.worlds.platforms import PLATFORMS
 from dlpar.worlds.simulated.comm import SimulatedComm
 from dlpar.worlds.simulated.run import run_program, simulated_world
-from tests.simulations import MS, cluster, ends, run
+from tests.simulations import MS, cluster, ends, run, trained
 
 BUCKETS = {"bucket_mb": 0.05, "allreduce": "auto"}
 
@@ -91,6 +91,13 @@ def test_on_nodes_that_share_a_port_it_is_a_ring_and_to_measure_takes_less_than_
     (auto, _), (ring, sent) = trained("auto"), trained("ring")
     assert np.diff(auto) == pytest.approx(np.diff(ring))
     assert 0 < auto[0] - ring[0] < (sent["end"] - sent["start"]).min()
+
+
+@pytest.mark.slow
+def test_the_choice_is_recorded_when_models_are_averaged_too(tmp_path):
+    averaging = {"method": "local", "period": 2}
+    run = trained(tmp_path / "run", workers=2, steps=4, sync={"allreduce": "auto"}, averaging=averaging)
+    assert run.summary["chosen"]["allreduce"][0] in FORMS
 
 
 @pytest.mark.slow

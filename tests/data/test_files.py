@@ -80,6 +80,9 @@ def test_a_folder_must_be_given_and_exist(tmp_path, monkeypatch):
         load_of("mnist")
     with pytest.raises(BadData, match="data.folder: got .*nowhere"):
         load_of("mnist", folder=str(tmp_path / "nowhere"))
+    for folder in ("~nobody-of-this-name/x", "x" * 300):
+        with pytest.raises(BadData, match=f"data.folder: got '{folder}'"):
+            load_of("mnist", folder=folder)
     monkeypatch.setenv("DLPAR_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(BadData, match=r"\$DLPAR_DATA: got .*nowhere"):
         load_of("cifar10")

@@ -94,8 +94,24 @@ def hosts(tmp_path):
 
 
 def test_a_hostfile_gives_hosts_and_their_slots(tmp_path):
-    (tmp_path / "hosts").write_text("# two racks\na slots=2\n b slots = 4 # new\n\nc\na slots=1\n")
+    (tmp_path / "hosts").write_text(
+        "# two racks\na slots=2\n b max-slots=8 slots = 4 # new\n\nc # slots=16\na slots=1\n"
+    )
     assert mpiexec.hosts_of(str(tmp_path / "hosts")) == {"a": 3, "b": 4, "c": None}
+
+
+def test_who_is_asked_for_a_name_is_gone_when_two_are_alike(tmp_path, monkeypatch):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\n[ $1 = 198.51.100.3 ] && exec sleep 60\necho same\n")
+    agent.chmod(0o755)
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", str(agent))
+    (tmp_path / "hosts").write_text("198.51.100.1\n198.51.100.2\n198.51.100.3\n")
+    monkeypatch.setattr(mpiexec, "ANSWER", 2.0)
+    monkeypatch.setattr(mpiexec, "_is_here", lambda host: False)
+    with pytest.raises(mpiexec.NoMPI, match="198.51.100.2 calls itself 'same', as 198.51.100.1 does"):
+        mpiexec._check_names(str(tmp_path / "hosts"))
+    left = [child for child in psutil.Process().children() if "sleep" in child.name()]
+    assert psutil.wait_procs(left, 5)[1] == []
 
 
 def test_a_host_that_vanishes_is_named_and_nothing_is_left_on_it(hosts):

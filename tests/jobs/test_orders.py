@@ -1,8 +1,11 @@
 """What somebody asks of a running rank: to die, to stop for a while, or to compute more slowly."""
 
+import os
+import signal
 import time
 
 import pytest
+from conftest import eventually
 
 import dlpar
 from dlpar.jobs.diagnosis import pids_of
@@ -12,7 +15,7 @@ from dlpar.jobs.processes import state_of
 def begun(world, steps=4000, **changes):
     """A job of three ranks whose steps take 10 ms, some steps after its start."""
     usual = {"workers": 3, "steps": steps, "batch": 60, "evaluate_every": 0}
-    slow = {"kind": "constant", "delay_ms": 10.0}
+    slow = {"kind": "constant", "delay_ms": 10.0} | changes.pop("delays", {})
     job = dlpar.launch(dlpar.Experiment(**usual, delays=slow, cluster={"world": world}, **changes))
     job.wait_steps(10)
     return job
@@ -56,7 +59,7 @@ def test_a_rank_that_is_slowed_computes_longer_until_it_is_not(world):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["paced", "simulated"])
 def test_a_rank_on_its_own_clock_stalls_for_some_seconds_of_it(world):
-    job = begun(world)
+    job = begun(world, delays={"stall": {2: 40.0}})  # halfway, which the job does not reach
     job.pause(2, 1.5)
     job.wait_steps(job.run.summary["steps"] + 15)
     job.stop()
@@ -89,6 +92,17 @@ def test_a_pause_within_another_does_not_cut_it_short():
     while state_of(pid)[0] == "T":
         time.sleep(0.005)
     assert 1.9 < time.monotonic() - began < 4
+    job.stop()
+
+
+def test_many_orders_at_once_are_all_heard():
+    job, heard = begun("real"), lambda: (job.folder / "job.jsonl").read_text().count('"order"')
+    os.kill(job._guardian.pid, signal.SIGSTOP)
+    for _ in range(300):  # more than the 4 kB of one write that a pipe keeps together
+        job.pause(1, 0.001)
+    os.kill(job._guardian.pid, signal.SIGCONT)
+    eventually(lambda: heard() == 300, 20, "300 orders")
+    assert job.run.status == "running"
     job.stop()
 
 

@@ -117,6 +117,13 @@ def test_other_schemes_go_on_with_all_steps(changes, on_death):
 
 
 @pytest.mark.slow
+def test_global_batches_stay_as_large_where_the_backup_workers_have_died():
+    changes = {"sync": PS | {"backup": 1}, "scaling": "weak", "batch": 8, "cluster": {"world": "simulated"}}
+    run = dlpar.launch(dying({1: 0.2, 2: 0.5}, **changes)).wait(60)
+    assert (run.curve["samples"].diff().dropna() == 24).all() and min(n for _, n in deaths(run)) == 2
+
+
+@pytest.mark.slow
 def test_softsync_asks_for_no_more_pushes_than_workers_are_left():
     sync = PS | {"consistency": "softsync", "softsync": 4}
     run = dlpar.launch(dying({1: 0.5}, sync=sync, cluster={"world": "simulated"})).wait(60)

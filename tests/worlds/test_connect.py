@@ -137,11 +137,19 @@ def test_a_gpu_that_cannot_compute_leaves_a_job_on_the_cpu_with_one_sentence(fau
 
 
 @pytest.mark.slow
-def test_a_gpu_that_was_asked_for_and_cannot_compute_ends_the_job_with_the_reason():
+@pytest.mark.parametrize(
+    ("cluster", "sentence"),
+    [
+        ({"device": "cuda"}, r"cluster\.device: got 'cuda', allowed here is auto or cpu"),
+        ({"carrier": "nccl"}, r"cluster\.carrier: got 'nccl', allowed here is auto, mpi or gloo"),
+    ],
+    ids=["cuda", "nccl"],
+)
+def test_a_gpu_that_was_asked_for_and_cannot_compute_ends_the_job_with_the_reason(cluster, sentence):
     def asked(_):
-        return joined(_, "", False, False, cluster={"device": "cuda"})
+        return joined(_, "", False, False, cluster=cluster)
 
-    said = r"cluster\.device: got 'cuda', allowed here is cpu: the GPU of rank 0 says 'Torch not"
+    said = f"{sentence}: the GPU of rank 0 says 'Torch not"
     with pytest.raises(dlpar.JobFailed, match=said):
         dlpar.spmd(asked, workers=2, timeout=20)
 

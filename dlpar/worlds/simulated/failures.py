@@ -96,7 +96,7 @@ class FailingJob:
     every : int or callable, default 0
         Steps between snapshots: see :data:`Interval`.
     snapshot : float, default 0
-        δ: seconds for which a snapshot stops training. See :func:`snapshot_seconds`.
+        δ: seconds for which a snapshot stops training.
     detecting, restarting : float, default 0
         Seconds from a failure until it is detected, and until the dead ranks are back.
     joining : float, default 0
@@ -271,20 +271,3 @@ class _Life:
         self._kept.clear()
         self.out.again += self.out.steps - self._saved
         self.out.steps = self._saved
-
-
-def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = math.inf) -> float:
-    """Return the time of a snapshot that all ranks write at once, in seconds.
-
-    The store or a rank's port limits the speed.
-
-    Parameters
-    ----------
-    nbytes : float
-        Bytes of all ranks together.
-    store, port : float
-        Bytes per second of the store, and of one rank's port.
-    ranks : int, default 1
-        Ranks that write equal shares.
-    """
-    return max(nbytes / store, nbytes / ranks / port)

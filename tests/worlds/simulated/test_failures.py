@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from dlpar.theory import best_interval, goodput, mtbf_of
-from dlpar.worlds.simulated.failures import LOST, USEFUL, FailingJob, poisson, snapshot_seconds
+from dlpar.worlds.simulated.failures import LOST, USEFUL, FailingJob, poisson
 
 M = 3.09 * 3600
 STEP = 5.0
@@ -150,11 +150,6 @@ def test_a_policy_hears_of_time_and_deaths():
 
     survived = FailingJob(1.0, every=policy, restarting=10).run(20, deaths=[12.5])
     assert heard[:4] == [(0, 0), (5, 0), (10, 0), (22.5, 1)] and survived.again == 3
-
-
-def test_a_store_or_a_port_bounds_a_snapshot():
-    assert snapshot_seconds(6.5e12, 2e12) == pytest.approx(3.25)
-    assert snapshot_seconds(6.5e12, 2e12, ranks=16, port=50e9) == pytest.approx(6.5e12 / 16 / 50e9)
 
 
 def test_16384_gpus_over_twenty_intervals_take_seconds():
