@@ -82,12 +82,13 @@ def warm_socket() -> Path | None:
 
 
 def idle_seconds() -> float:
-    """Return ``$DLPAR_WARM_IDLE`` as a number. Raises `ValueError`, in one sentence, for anything else."""
+    """Return ``$DLPAR_WARM_IDLE`` as a number. Raises `BadExperiment` for anything else."""
     given = os.environ.get("DLPAR_WARM_IDLE", str(IDLE))
-    try:
+    with suppress(ValueError):
         return float(given)
-    except ValueError:
-        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds") from None
+    from dlpar.config.schema import BadExperiment  # imported here, because it loads pydantic
+
+    raise BadExperiment(f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds")
 
 
 def prepare() -> None:

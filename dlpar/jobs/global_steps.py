@@ -141,8 +141,7 @@ class GlobalSteps:
         newest = self._newest.values()
         # Files are read one by one, so a rank's step is in order once all other files have been read up to
         # its time.
-        heard = min(newest) if len(newest) == self.workers else -math.inf
-        return max(heard, max(newest) - late)
+        return max(min(newest) if len(newest) == self.workers else -math.inf, max(newest) - late)
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf

@@ -156,6 +156,8 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         load_plugins()  # done here, because only rank 0 reads the experiment
         meet(world)
         experiment, packed, attempt = world.bcast(_read_work(folder) if world.rank == 0 else None)
+        if world.size != (ranks := attempt.fit(experiment).ranks):
+            raise BadExperiment(f"ranks: got {world.size}, allowed with this experiment is {ranks}")
         comm = join(attempt.fit(experiment), on_host=packed is not None)
         record = Recorder(folder, comm, began=attempt.began)
         _begin(record, experiment, launched, attempt)

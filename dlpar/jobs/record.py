@@ -195,8 +195,8 @@ class Recorder(comm.Recorder):
         while self._device and len(self._pending) > but:
             done = self._pending.popleft()
             spans, end = self._device.timed(done)
-            began = spans[0][1] if spans else self._ended  # a test or a snapshot may have come before
-            self._ahead = int(AHEAD / max(end - began, 4e-5))
+            # A test or a snapshot may have come before the first span.
+            self._ahead = int(AHEAD / max(end - (spans[0][1] if spans else self._ended), 4e-5))
             self._add_step(done.step, end, done.facts, spans, done.waited + done.waits())
 
     def _add_step(

@@ -129,7 +129,10 @@ class InStep(Gossip):
 
 
 class Neighbours(InStep):
-    """D-PSGD: average with all graph neighbours in every step. A slow worker delays only its neighbours."""
+    """D-PSGD: average with all graph neighbours in every step.
+
+    A worker waits only for its neighbours, but they pass a delay on.
+    """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)

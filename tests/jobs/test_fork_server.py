@@ -17,6 +17,7 @@ from conftest import dismiss_fork_server, eventually
 
 import dlpar
 from dlpar import Experiment
+from dlpar.config.experiment import BadExperiment
 from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.jobs import fork_server
 
@@ -134,6 +135,6 @@ def test_a_rank_says_by_itself_how_it_ended_whatever_becomes_of_the_fork_server(
 def test_a_bad_idle_time_is_refused_before_anything_is_made(monkeypatch):
     monkeypatch.setenv("DLPAR_WARM_IDLE", "ten")
     runs = len(dlpar.runs())
-    with pytest.raises(ValueError, match="DLPAR_WARM_IDLE: got 'ten', allowed is a number of seconds"):
+    with pytest.raises(BadExperiment, match="DLPAR_WARM_IDLE: got 'ten', allowed is a number of seconds"):
         dlpar.launch(Experiment())
     assert len(dlpar.runs()) == runs

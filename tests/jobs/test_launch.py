@@ -178,21 +178,24 @@ def test_a_result_that_cannot_be_pickled_is_said():
         dlpar.spmd(lambda comm: (i for i in ()), workers=1)
 
 
-def test_a_run_by_hand_under_mpiexec_writes_the_same_folder(tmp_path):
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_run_by_hand_under_mpiexec_writes_the_same_folder_if_all_its_ranks_are_there(workers, tmp_path):
     """What a cluster's batch script does: no guardian, the site's own launcher."""
     import subprocess
     import sys
 
-    experiment = Experiment(workers=2, steps=5)
-    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    (tmp_path / "experiment.json").write_text(Experiment(workers=workers, steps=5).to_json())
     starter = mpiexec.find_starter()
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-m", "dlpar.jobs.rank", str(tmp_path), "2"])
     env = mpiexec.environment(scratch.folder, scratch.memory, threads=1, one_host=True)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     scratch.remove()
-    assert done.returncode == 0, done.stderr
-    assert len(dlpar.Run(tmp_path).steps) == 10 and dlpar.Run(tmp_path).status == "done"
+    if workers == 4:
+        assert done.returncode and "ranks: got 2, allowed with this experiment is 4" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert len(dlpar.Run(tmp_path).steps) == 10 and dlpar.Run(tmp_path).status == "done"
 
 
 FITS = {values[0]: allowed for _, values, path, allowed, _ in RULES if path == "data.name"}
