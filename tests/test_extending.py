@@ -6,28 +6,49 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
+from typing import Union
 
 import pytest
 
 import dlpar
-from dlpar import BadExperiment, Experiment
+from dlpar import BadExperiment, Experiment, config, graphs
+from dlpar.compression import codecs
+from dlpar.split import schedules
 
 PLUGINS = Path(__file__).with_name("plugins")
 SMALL = {"steps": 12, "batch": 24, "model": {"width": 16}, "dtype": "float64", "evaluate_every": 0}
 
 
+TABLES = (
+    config.sync.SCHEMES, config.sync.TOPOLOGIES, config.parts.CODECS, config.split.SCHEDULES,
+    graphs.TOPOLOGIES, codecs.CODECS, schedules.SCHEDULES,
+)  # fmt: skip
+"""What plug-ins add to."""
+
+
 @pytest.fixture
 def plugin(monkeypatch):
-    """Have a plug-in known here, and to the processes of a job."""
+    """Have a plug-in known here, and to the processes of a job, until the test ends."""
+    before, names = [table.copy() for table in TABLES], []
 
     def known(name: str) -> None:
         monkeypatch.syspath_prepend(str(PLUGINS))
         monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=":")
         monkeypatch.setenv("DLPAR_PLUGINS", name)
         importlib.import_module(name)
+        names.append(name)
 
-    return known
+    yield known
+    for name in names:
+        sys.modules.pop(name)
+    for table, usual in zip(TABLES, before):
+        if table != usual:
+            table.clear()
+            table.update(usual) if isinstance(table, dict) else table.extend(usual)
+    Experiment.model_fields["sync"].annotation = Union[tuple(config.sync.SCHEMES)]  # noqa: UP007
+    Experiment.model_rebuild(force=True)
 
 
 def losses(**fields):

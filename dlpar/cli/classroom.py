@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from socket import AF_INET, AF_INET6, create_server
 from typing import Annotated
 
 import platformdirs
@@ -96,6 +97,8 @@ def hub(
         more=config and os.path.abspath(config),
     )
     machine.proxy_command()  # raises if there is none
+    # Refuse an address in use, because the hub would go on without its proxy.
+    create_server((address, port), family=AF_INET6 if ":" in address else AF_INET).close()
     own = private_folder(Path(settings.folder))
     settings = machine.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
@@ -104,8 +107,7 @@ def hub(
         print(f"  password of the students {', '.join(settings.users)}: {students}")
         print(f"  password of the teachers {', '.join(settings.teachers)}: {teachers}")
         print("All notebooks run in your own account: nothing keeps users from each other's files.")
-    scheme = "https" if settings.certificate else "http"
-    print(f"open {scheme}://{settings.address}:{settings.port}", flush=True)
+    print(f"open http{'s' if settings.certificate else ''}://{address}:{port}", flush=True)
     program = str(Path(machine.__file__).with_name("jupyterhub_config.py"))
     os.chdir(own)  # the hub imports nothing from here (-P)
     os.environ[machine.VARIABLE] = json.dumps(asdict(settings))

@@ -110,14 +110,10 @@ def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
     every = tuple(value for kind in several for value in heads[kind])
     field = several[0].model_fields[head]
     found = [Flag((part, head), _spelled(field.title or head), field, every, is_head=bool(every))]
-    fields = {name: field for kind in several for name, field in kind.model_fields.items() if name != head}
-    for name, field in fields.items():
-        defaults = {
-            value: kind.model_fields[name].get_default()
-            for kind in several
-            if name in kind.model_fields
-            for value in heads[kind]
-        }
+    for name in dict.fromkeys(name for kind in several for name in kind.model_fields if name != head):
+        those = [kind for kind in several if name in kind.model_fields]
+        field = those[0].model_fields[name]
+        defaults = {value: kind.model_fields[name].get_default() for kind in those for value in heads[kind]}
         having = () if tuple(defaults) == every else tuple(defaults)
         differing = tuple(defaults.items()) if len(set(map(str, defaults.values()))) > 1 else ()
         found.append(Flag((part, name), _spelled(field.title or name), field, having, False, differing))
@@ -182,7 +178,9 @@ def _placeholder(flag: Flag) -> str:
     kind = unwrap(flag.field.annotation)
     if typing.get_origin(kind) is dict:
         return "WORKER=X,…"
-    return {int: "N", float: "X"}.get(kind, "PATH")
+    return {"order": "AXES", "partition": "NUMBERS"}.get(flag.path[-1]) or {int: "N", float: "X"}.get(
+        kind, "PATH"
+    )
 
 
 def fields_in(file: str | None) -> dict[str, Any]:

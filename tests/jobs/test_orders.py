@@ -87,10 +87,8 @@ def test_a_pause_within_another_does_not_cut_it_short():
     began = time.monotonic()
     job.pause(1, 2.0)
     job.pause(1, 0.2)
-    while state_of(pid)[0] != "T":
-        time.sleep(0.005)
-    while state_of(pid)[0] == "T":
-        time.sleep(0.005)
+    eventually(lambda: state_of(pid)[0] == "T", 10, "rank 1 is stopped")
+    eventually(lambda: state_of(pid)[0] != "T", 10, "rank 1 goes on")
     assert 1.9 < time.monotonic() - began < 4
     job.stop()
 
@@ -108,8 +106,9 @@ def test_many_orders_at_once_are_all_heard():
 
 def test_a_job_with_a_stopped_rank_ends_at_once_and_leaves_nothing():
     job = begun("real")
+    pid = next(pid for pid, rank in pids_of(job.folder).items() if rank == 0)
     job.pause(0, 20)
-    time.sleep(0.2)
+    eventually(lambda: state_of(pid)[0] == "T", 10, "rank 0 is stopped")
     began = time.monotonic()
     job.stop()
     assert time.monotonic() - began < 2 and job.alive == 0 and job.run.status == "stopped"

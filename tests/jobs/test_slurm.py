@@ -217,7 +217,8 @@ def test_stop_ends_ranks_on_every_node_while_the_allocation_lasts(nodes):
 BATCH = """#!/bin/sh
 #SBATCH -N2 -n2 --requeue --time=10 --signal=B:USR1@60
 trap 'kill -USR1 $run' USR1
-if [ "$SLURM_RESTART_COUNT" ]; then {dlpar} resume & else {command} & fi
+export DLPAR_HOME={home}
+if ls $DLPAR_HOME/runs/*/snapshots/*/COMMITTED.json; then {dlpar} resume & else {command} & fi
 run=$!
 wait $run; wait $run
 [ $? = 138 ] && scontrol requeue $SLURM_JOB_ID
@@ -226,7 +227,7 @@ wait $run; wait $run
 
 def submit(nodes: Nodes, tmp_path: Path, command: list[str] = ENDLESS) -> tuple[str, Run]:
     before, script = names(), tmp_path / "batch"
-    script.write_text(BATCH.format(command=" ".join(command), dlpar=DLPAR))
+    script.write_text(BATCH.format(command=" ".join(command), dlpar=DLPAR, home=os.environ["DLPAR_HOME"]))
     job = nodes.ask("sbatch", "--parsable", f"--output={tmp_path}/said", str(script)).strip()
     return job, training(before)
 
@@ -241,7 +242,18 @@ def test_a_batch_job_near_its_time_limit_stops_and_is_requeued(nodes, tmp_path):
     assert_nothing_is_left(nodes, run)
 
 
-def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_path):
+def test_a_job_that_is_requeued_before_its_first_snapshot_starts_again(nodes, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "home"))
+    fields = ["--steps", "400", "--snapshot-every", "300", "--delay", "constant", "--delay-ms", "10"]
+    job, run = submit(nodes, tmp_path, [DLPAR, "run", "--workers", "2", "--threads", "1", *fields])
+    nodes.ask("scancel", "--batch", "--signal=USR1", job)
+    again = lambda: [each for each in dlpar.runs() if each.id != run.id and each.status == "done"]
+    eventually(again, 90, "the job began again and ended its run")
+    assert run.reason == "time limit" and not run.snapshots
+
+
+def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "home"))
     experiment = Experiment(
         workers=2,
         steps=150,

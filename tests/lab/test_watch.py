@@ -31,6 +31,16 @@ class Listener:
         self.status, self.reason = status, reason
 
 
+@pytest.fixture(autouse=True)
+def no_watch_is_left_behind():
+    before = set(threading.enumerate())
+    yield
+    watches = [each for each in set(threading.enumerate()) - before if isinstance(each, Watch)]
+    for each in watches:
+        each.join(10)
+    assert not any(each.is_alive() for each in watches)
+
+
 @pytest.mark.parametrize("reader", [Watch, Replay])
 def test_a_listener_that_fails_is_told_that_nothing_follows_its_run(reader):
     run, listener = finished(workers=2, steps=20), Listener()
@@ -121,10 +131,6 @@ def test_memory_of_a_backlog_is_bounded():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert listener.records == 24_045 and peak < 40e6
-
-
-def test_no_watch_is_left_behind():
-    assert not [t for t in threading.enumerate() if isinstance(t, Watch) and t.is_alive()]
 
 
 class Viewer:

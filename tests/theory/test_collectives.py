@@ -104,6 +104,6 @@ def test_collectives_of_paced_and_of_simulated_ranks_keep_to_the_closed_form():
     names, sizes, where = ("ring", "star", "tree"), (200_000,), "cpu-1gbe"
     predicted = lab.predict_collectives(names, 3, sizes, platform(where).between)
     for world in ("paced", "simulated"):
-        for told, timed in zip(predicted, lab.time_collectives(names, 3, sizes, world, where)):
+        for told, timed in zip(predicted, lab.time_collectives(names, 3, sizes, world, where), strict=True):
             assert told[:3] == timed[:3] and timed.how == world
             assert timed.seconds == pytest.approx(told.seconds, rel=1e-3)

@@ -189,7 +189,7 @@ def handed_in(where: str, student: str, lab: str) -> list[Any]:
     try:
         with open_plain(path) as file:
             if path.is_symlink() or os.fstat(file.fileno()).st_uid not in _owners(where, student):
-                raise Unreadable("the notebook belongs to somebody else, or is a link")
+                raise Unreadable("the notebook is a link, or not the student's, yours or root's")
             return list(json.loads(file.read(LARGEST))["cells"])
     except FileNotFoundError:
         raise Unreadable("no notebook was handed in") from None

@@ -139,7 +139,7 @@ import os, time
 def f():
     if os.fork() == 0:
         os.setsid()
-        os.execlp("sleep", "sleep", "4712")
+        os.execlp("sleep", "sleep", "4714")
     time.sleep(SECONDS)
 """
 
@@ -156,7 +156,7 @@ def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
         answer = f"SECONDS = {seconds}\n{LEAVES}"
         told = Box(None, seconds=10).judge(EMPTY | {"answer": answer, "names": ["f"], "check": SAYS})
         assert why in told["said"]
-        words = ["sleep", "4712"]
+        words = ["sleep", "4714"]
         eventually(
             lambda: all(one.info["cmdline"] != words for one in psutil.process_iter(["cmdline"])), 10, "gone"
         )

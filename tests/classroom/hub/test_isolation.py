@@ -14,7 +14,7 @@ import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
     told = json.loads(cell.run(VICTIM))
     rank = json.loads((Path(told["run"]) / "rank-1.jsonl").read_text().splitlines()[0])["pid"]
     uid = os.stat(told["run"]).st_uid
-    hers = [p for p in psutil.process_iter() if p.uids().real == uid]
+    hers = [p for p in psutil.process_iter(["uids"]) if p.info["uids"].real == uid]
     server = next(p for p in hers if any("jupyterhub.singleuser" in word for word in p.cmdline()))
     ports = {p.pid: [c.laddr.port for c in p.net_connections("tcp") if c.status == "LISTEN"] for p in hers}
     runtime = Path(told["runtime"])
@@ -105,13 +105,20 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
         "proxy": _proxy_api(hub),
         "slots": str(folder / "slots"),
         "sockets": [str(p) for p in runtime.rglob("*") if p.is_socket()],
-        "memory": [str(p) for p in Path("/dev/shm").rglob("*") if p.is_file() and p.stat().st_uid == uid],
+        "memory": [str(p) for p in Path("/dev/shm").rglob("*") if _owner(p) == uid],
         "pids": {"rank": rank, "guardian": told["guardian"], "kernel": told["kernel"], "server": server.pid},
         "path": [entry or told["cwd"] for entry in told["path"]],
         "ports": [port for found in ports.values() for port in found],
         "uid": uid,
         "cell": cell,
     }
+
+
+def _owner(path: Path) -> int | None:
+    """Owner of a file; None for a folder, or for what has just gone."""
+    with suppress(OSError):
+        return path.stat().st_uid if path.is_file() else None
+    return None
 
 
 def _proxy_api(hub: Hub) -> str:

@@ -55,7 +55,8 @@ def test_a_report_brings_the_offer_and_the_jobs_to_stop(monkeypatch) -> None:
     assert stopped == ["another", "hers"]
 
 
-def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
+def test_a_running_job_is_activity_is_listed_and_can_be_stopped(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))  # other tests' jobs are not hers
     activity: dict[str, Any] = {}
     assert student_server.state(activity)["jobs"] == [] and activity == {}
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))

@@ -17,7 +17,9 @@ ASP = RING.replace(sync={"scheme": "ps", "consistency": "asp"})
 
 def test_histograms_count_every_worker_step(runs, every_figure):
     steps = runs["asp"].steps
-    for rank, bars in enumerate(t for t in every_figure["staleness"].data if t.type == "bar"):
+    every = [t for t in every_figure["staleness"].data if t.type == "bar"]
+    assert len(every) == 4
+    for rank, bars in enumerate(every):
         own = steps[steps["rank"] == rank]["staleness"]
         assert dict(zip(bars.x, bars.y)) == own.value_counts().to_dict()
         title = every_figure["staleness"].layout[f"xaxis{rank + 2}"].title.text
