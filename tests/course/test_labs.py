@@ -151,7 +151,7 @@ def test_a_preset_shows_what_its_lab_says(name):
 
 
 CHANCE = (
-    "more_updates", "rate_of_thirty", "races", "more_workers", "sharded_training", "accumulation",
+    "more_updates", "rate_of_thirty", "races", "sharded_training", "accumulation",
     "accumulated_statistics", "own_samples", "first_run", "empty_samples", "more_neighbours", "without_a_flush",
 )  # fmt: skip
 """Presets whose claim depends on chance."""
@@ -196,16 +196,23 @@ def test_four_times_the_gpus_save_fewer_steps_where_the_batch_is_large_for_five_
     table = {row.preset: row for _, row in labs.rows(["06"])}
     held, said = table[presets.steps_to_goal].shows(steps)
     assert held, said
+    of = steps.set_index(["GPUs", "rate", "seed"])["steps"]
+    for seed in range(
+        5
+    ):  # the claim of `more_workers`: the rest of it is about seconds, which no seed changes
+        one, _, eight, many = (of[e.workers, e.lr, seed] for e in presets.more_workers())
+        assert one / many < 4 and many > eight / 2
     median = steps.groupby(["GPUs", "rate"])["steps"].agg(lambda each: each.median(skipna=False))
     for experiment in presets.more_workers():
         assert median[experiment.workers, experiment.lr] <= 1.1 * median[experiment.workers].min()
 
 
 @pytest.mark.slow
-def test_at_its_best_rate_1f1b_reaches_the_goal_before_pipedream_for_five_seeds():
+def test_at_its_best_rate_1f1b_reaches_the_goal_before_pipedream_for_four_more_seeds(monkeypatch, tmp_path):
+    monkeypatch.setattr("dlpar.lab.sweep.run_all", Simulations(tmp_path))
     flush, stream, *_ = presets.without_a_flush()
     rates = [(flush, 0.03), *((stream, lr) for lr in (0.004, 0.008, 0.016))]  # others take PipeDream longer
-    for seed in range(5):
+    for seed in range(1, 5):  # lab 09 runs seed 0
         asked = [each.replace(lr=lr, seed=seed, evaluate_every=4) for each, lr in rates]
         one, *others = [done.run.summary["time_to_accuracy"].get("0.9", math.inf) for done in all_done(asked)]
         assert one < min(others)

@@ -212,7 +212,7 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
 
 def test_a_killed_fork_server_disturbs_no_job_and_later_ones_find_another():
     before = leftovers()
-    job, other = running_job(steps=300, delays={"kind": "constant", "delay_ms": 10}), running_job()
+    job, other = running_job(steps=150, delays={"kind": "constant", "delay_ms": 10}), running_job()
     ranks = pids_of(job.run)
     server = psutil.Process(ranks[0]).parent()
     assert server == psutil.Process(pids_of(other.run)[0]).parent()

@@ -166,7 +166,7 @@ APART = """
 import sys, time
 from dlpar import Experiment, launch
 slow = {"kind": "constant", "delay_ms": 10.0}
-job = launch(Experiment(workers=2, steps=300, delays=slow, cluster={"hostfile": sys.argv[1], "threads": 1}))
+job = launch(Experiment(workers=2, steps=100, delays=slow, cluster={"hostfile": sys.argv[1], "threads": 1}))
 end = time.monotonic() + 60
 while not len(job.run.steps) and time.monotonic() < end:
     time.sleep(0.1)
@@ -183,7 +183,7 @@ def test_hosts_without_a_shared_run_folder_bring_their_records_home_and_take_no_
     hide = ["mount", "-t", "tmpfs", "none", str(runs_folder())]
     assert subprocess.run(hosts.on(hosts.hosts[1].pid, *hide)).returncode == 0
     said, complaint = hosts.begin(sys.executable, "-c", APART, str(hosts.file)).communicate(timeout=110)
-    assert said == "rank: got 1, allowed is one of [0], alive now\n[300, 300]\n", complaint
+    assert said == "rank: got 1, allowed is one of [0], alive now\n[100, 100]\n", complaint
 
 
 def test_hosts_of_one_name_are_refused(tmp_path):

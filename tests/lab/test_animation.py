@@ -6,10 +6,11 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from simulations import run
 
 import dlpar
 from dlpar import collectives as c
-from dlpar.lab import animate, figures
+from dlpar.lab import animate, animation, figures
 from dlpar.lab.animation import Event, contributions, in_rounds, record
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,11 @@ def starts(workers):
         (partial(c.hierarchical_allreduce, group=2), 6, 6, 18),  # 1 + 2 (G-1) + 1
     ],
 )
-def test_rounds_are_those_of_theory_and_at_the_end_all_hold_everything(collective, workers, rounds, messages):
+def test_rounds_are_those_of_theory_and_at_the_end_all_hold_everything(
+    collective, workers, rounds, messages, monkeypatch
+):
+    simulated = lambda function, *given, workers, timeout: run(lambda comm: function(comm, *given), workers)
+    monkeypatch.setattr(animation, "spmd", simulated)  # the next tests have real ranks
     figure = animate(collective, workers=workers)
     texts, table = frames(figure), figures.table(figure)
     assert texts[0] == [str(rank) for rank in range(workers) for _ in range(workers)]

@@ -79,8 +79,20 @@ for rank in $(seq $ranks); do "$@" & done
 """
 
 
-@pytest.mark.parametrize("version", ["other 1.0", "mpirun (Open MPI) 5.0.3"], ids=["cold", "warm"])
-@pytest.mark.parametrize("ending", ["wait", "wait; echo the launcher has ended", "exit 0", "wait; exit 3"])
+COLD, WARM = "other 1.0", "mpirun (Open MPI) 5.0.3"
+
+
+@pytest.mark.parametrize(
+    "version, ending",
+    [
+        (COLD, "wait"),
+        (COLD, "exit 0"),
+        (WARM, "wait"),
+        (WARM, "exit 0"),
+        (WARM, "wait; echo the launcher has ended"),
+        (WARM, "wait; exit 3"),
+    ],
+)
 def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch, version, ending):
     """Two MPIs that do not belong together give N worlds of one rank: the ranks notice, and their caller is told."""
     path = tmp_path / "mpiexec"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dlpar import Experiment
 from dlpar.course import judge
 from dlpar.course.exercises import formulas
 from dlpar.lab import check_all_sent, check_efficiency, check_grid, check_interval, check_step
@@ -71,11 +72,18 @@ def test_each_forgotten_term_is_found_on_a_grid_where_it_counts(wrong, where):
     assert verdict.status == "not yet" and where in verdict.sentence and verdict.hints == HINTS[:1]
 
 
+@cache
+def seconds_of(experiment: str) -> float:
+    """Seconds of a step, simulated once in this process."""
+    return formulas._each_in_turn(None, [Experiment.from_json(experiment)])[0]
+
+
 @pytest.mark.parametrize("which, width", [(0, 0), (1, 6), (2, 0), (3, 6), (4, 0)])
 def test_no_draw_of_a_grade_refuses_the_right_formula_or_accepts_a_wrong_one(which, width, monkeypatch):
     drawn = SimpleNamespace(integers=lambda end: {len(formulas.MORE_GRIDS): which, 7: width}[end])
     monkeypatch.setattr(formulas, "secret", lambda purpose: drawn)
     monkeypatch.setattr(formulas, "_grids", cache(formulas._grids.__wrapped__))
+    monkeypatch.setattr(formulas, "_simulated", lambda asked: [seconds_of(e.to_json()) for e in asked])
     assert check_grid(solved).status == "solved"
     assert check_grid(no_bubble_on_sums).status == "not yet"
 
