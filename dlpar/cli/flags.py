@@ -166,9 +166,9 @@ def _help(flag: Flag) -> str:
         parts.append(f"For {' and '.join(flag.kinds)}")
     default = flag.field.get_default()
     if flag.defaults:
-        parts.append(f"Default: {', '.join(f'{_written(value)} ({kind})' for kind, value in flag.defaults)}")
+        parts.append(f"Default: {', '.join(f'{written(value)} ({kind})' for kind, value in flag.defaults)}")
     elif default not in (None, "", (), {}):
-        parts.append(f"Default: {_written(default) if not flag.is_switch else 'on' if default else 'off'}")
+        parts.append(f"Default: {written(default) if not flag.is_switch else 'on' if default else 'off'}")
     return ". ".join(parts) + "."
 
 
@@ -336,7 +336,7 @@ def to_flags(experiment: Experiment) -> list[str]:
         if flag.is_switch:
             words.append(flag.spelling if value else f"--no-{flag.spelling[2:]}")
         else:
-            words += [flag.spelling, "" if value is None else _written(value)]
+            words += [flag.spelling, "" if value is None else written(value)]
     return words
 
 
@@ -348,10 +348,10 @@ def _value_at(experiment: Experiment, path: str, absent: Any = None) -> Any:
     return reduce(lambda part, name: getattr(part, name, absent), path.split("."), experiment)
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """Return a value as a user would type it. Floats have the fewest digits that restore them."""
     if isinstance(value, dict):
-        return ",".join(f"{key}={_written(number)}" for key, number in value.items())
+        return ",".join(f"{key}={written(number)}" for key, number in value.items())
     if isinstance(value, tuple):
         return ",".join(f"{a}-{b}" for a, b in value)
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dlpar.cli import printable
+from dlpar.cli import flags, printable
 from dlpar.lab.captions import quantity
 
 NONE = "–"
@@ -48,7 +48,7 @@ def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) ->
 
 def cell(name: str, value: Any) -> str | Text:
     """Format a value for a table according to the value's name."""
-    if value is None:
+    if value is None or value == {}:
         return NONE
     if name == "status":
         return Text(str(value), style=STYLES.get(str(value), ""))
@@ -56,7 +56,7 @@ def cell(name: str, value: Any) -> str | Text:
         return f"{value:.1%}"
     if isinstance(value, float):
         return quantity(1e3 * value if name.endswith("step_s") else value)
-    return value if isinstance(value, Text) else printable(str(value))
+    return value if isinstance(value, Text) else printable(flags.written(value))
 
 
 def ages(staleness: Mapping[str, Any]) -> str:

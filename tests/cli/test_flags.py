@@ -94,6 +94,9 @@ def test_a_part_of_several_kinds_gives_flags_of_all_of_them():
     found = {flag.spelling: flag for flag in flags.flags()}
     assert found["--sync"].allowed == "one of ring, mapreduce, ps, gossip, hogwild"
     assert found["--servers"].kinds == ("ps",) and found["--workers"].kinds == ()
+    # Of fields with equal names, the first kind's is described: hybrid allows no 0.
+    assert "0: all workers" in found["--tensor"].field.description
+    assert found["--tensor"].allowed == "a whole number from 0 to 64"
 
     chosen = flags.read({"sync_scheme": "ps", "sync_servers": "2"})
     assert chosen == Experiment(sync={"scheme": "ps", "servers": 2})

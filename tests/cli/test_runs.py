@@ -209,7 +209,7 @@ def test_a_thousand_runs_are_listed_in_a_moment(capsys, tmp_path, monkeypatch):
 
 def test_runs_that_are_lost_or_damaged_are_listed_as_such(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
-    make_run("20260101-1", Experiment(), None)
+    make_run("20260101-1", Experiment(deaths={"die": {2: 0.5}}), None)
     (make_run("20260101-2", Experiment(), "done") / "experiment.json").write_text("{")
     (make_run("20260101-3", Experiment(), "failed") / "summary.json").write_text("[]")
     assert main(["runs", "--json"]) == 0
@@ -232,9 +232,20 @@ def test_a_long_run_without_a_summary_is_shown_at_once(capsys, tmp_path, monkeyp
     assert "210 MB, not summed up yet" in capsys.readouterr().out
 
 
+def test_settings_are_listed_as_they_are_typed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    for name, die in (("20260101-1", {2: 0.5}), ("20260101-2", {})):
+        make_run(name, Experiment(deaths={"die": die}), "done")
+    assert main(["runs"]) == 0
+    second, first = capsys.readouterr().out.splitlines()[1:3]
+    assert "2=0.5" in first and "{" not in second + first
+
+
 def test_no_runs_yet(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     assert main(["runs"]) == 0
     assert capsys.readouterr().out == "No runs yet: `dlpar run` makes one.\n"
     assert main(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+    assert main(["resume"]) == 2
+    assert "RUN: no run is kept here; `dlpar run --snapshot-every 50` makes one" in capsys.readouterr().err

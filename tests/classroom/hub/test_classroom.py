@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.cookiejar
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.parse
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cli.program import program
 from conftest import eventually
 
 from classroom.hub.classroom import Hub, no_proxy
@@ -34,6 +36,15 @@ def test_without_a_limit_students_servers_find_no_keeper(slots, named, tmp_path,
     assert c.JupyterHub.services == []
     classroom(c, str(tmp_path), ["grace"], slots=given)
     assert c.Spawner.environment.get_value({})["DLPAR_SLOTS"] == ""
+
+
+@pytest.mark.skipif(bool(no_proxy()), reason=no_proxy())
+def test_a_port_that_another_program_uses_is_refused_before_anybody_is_sent_there(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        told = program("hub", "--port", port, "--folder", str(tmp_path))
+    assert told.returncode == 1 and "Address already in use" in told.stderr and port in told.stderr
+    assert "password" not in told.stdout
 
 
 @pytest.mark.slow
