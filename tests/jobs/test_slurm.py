@@ -108,14 +108,16 @@ class Nodes:
         eventually(idle, 30, "two nodes are idle")
 
     def ask(self, *command: str) -> str:
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=30
-        ).stdout
+        told = subprocess.run(command, env=self.here(), capture_output=True, text=True, timeout=30)
+        return told.stdout
 
     def begin(self, *command: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, env=self.here(), text=True, **pipes)
+
+    def here(self) -> dict[str, str]:
+        """The environment of a user whose runs are those of this test."""
+        return self.environment | {"DLPAR_HOME": os.environ["DLPAR_HOME"]}
 
     def close(self) -> None:
         for daemon in self.daemons.values():
@@ -141,6 +143,12 @@ def nodes(tmp_path_factory):
     nodes = Nodes(tmp_path_factory.mktemp("slurm"))
     yield nodes
     nodes.close()
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path, monkeypatch):
+    """The batch script asks whether any run has a snapshot."""
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "home"))
 
 
 def training(before: set[str]) -> Run:
@@ -173,7 +181,7 @@ def test_an_allocation_trains_on_both_nodes_and_says_nothing_else(nodes):
     command = [DLPAR, "run", "--workers", "4", "--steps", "20", "--json"]
     said = subprocess.run(
         ["salloc", "--quiet", "-N2", "-n4", *command],
-        env=nodes.environment,
+        env=nodes.here(),
         stdout=subprocess.PIPE,
         text=True,
         timeout=100,
@@ -199,7 +207,7 @@ def test_stop_ends_ranks_on_every_node_while_the_allocation_lasts(nodes):
             "-c",
             f"{program}; print('stopped', flush=True); input()",
         ],
-        env=nodes.environment,
+        env=nodes.here(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -242,8 +250,7 @@ def test_a_batch_job_near_its_time_limit_stops_and_is_requeued(nodes, tmp_path):
     assert_nothing_is_left(nodes, run)
 
 
-def test_a_job_that_is_requeued_before_its_first_snapshot_starts_again(nodes, tmp_path, monkeypatch):
-    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "home"))
+def test_a_job_that_is_requeued_before_its_first_snapshot_starts_again(nodes, tmp_path):
     fields = ["--steps", "400", "--snapshot-every", "300", "--delay", "constant", "--delay-ms", "10"]
     job, run = submit(nodes, tmp_path, [DLPAR, "run", "--workers", "2", "--threads", "1", *fields])
     nodes.ask("scancel", "--batch", "--signal=USR1", job)
@@ -252,8 +259,7 @@ def test_a_job_that_is_requeued_before_its_first_snapshot_starts_again(nodes, tm
     assert run.reason == "time limit" and not run.snapshots
 
 
-def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_path, monkeypatch):
-    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "home"))
+def test_a_requeued_job_goes_on_from_its_snapshot_to_the_last_bit(nodes, tmp_path):
     experiment = Experiment(
         workers=2,
         steps=150,
