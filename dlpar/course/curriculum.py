@@ -93,7 +93,7 @@ def course() -> HTML:
         found = f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet"
         rows.append((name, each.minutes, html.escape(each.needs), html.escape(each.question), found))
     hours = [sum(lab.minutes / 60 for lab in labs().values() if lab.core or every) for every in (False, True)]
-    caption = f"★ short course, {hours[0]:g} hours; all labs: {hours[1]:g} hours"
+    caption = f"★ short course, {hours[0]:g} hours; all labs: {hours[1]:.0f} hours"
     return html_table(caption, ("lab", "minutes", "you need", "question", "your predictions"), rows)
 
 

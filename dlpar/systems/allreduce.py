@@ -88,7 +88,7 @@ SYSTEMS = (
         )),
     ),
     System(
-        "cntk_1bit", "CNTK, 1-bit SGD", 2014, "F. Seide et al., Interspeech 2014", "synchronous", "sharded",
+        "cntk_1bit", "CNTK, 1-bit SGD", 2014, "F. Seide et al., Interspeech 2014", "synchronous", "decentralised",
         "one model", "one bit per value with error feedback; owners of slices add the codes and encode the sum again",
         _cntk,
         (shape("one bit instead of 32: over 24 times fewer bytes, on 4 to 64 workers",

@@ -99,7 +99,7 @@ def place_of(experiment: Experiment) -> tuple[str, str, str]:
     sync = experiment.sync
     bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
     zero = getattr(experiment.split, "zero", 0)
-    is_cut = experiment.split.kind != "data" or experiment.compression.codec != "none"
+    is_cut = experiment.split.kind != "data"
     stashed = getattr(experiment.split, "schedule", "") == "pipedream"
     consistency = CONSISTENCY[1 if stashed else 0 if not sync.runs_free else 1 if bounded else 2]
     if sync.leaf_ranks or getattr(sync, "allreduce", "") == "hierarchical":

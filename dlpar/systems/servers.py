@@ -257,7 +257,7 @@ SYSTEMS = (
          shape("a filter of values holds back over a tenth of the rows, and loses at most 3 points of accuracy",
                lambda runs: share(runs["words, filtered"], "held_back", "held_back", "added") > 0.1
                and _right(runs["words, filtered"]) > _right(runs["words"]) - 0.03),
-         shape("no worker is more than 4 clocks ahead", _within_bound),
+         shape("no worker begins a step more than 4 clocks ahead", _within_bound),
          shape("bounded delay is faster than bsp", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"])),
          PARITY, shape("one of three servers dies halfway, and the next one takes over its range",
                        lambda runs: set(runs["system"].events["dead"].dropna()) == {4})),
@@ -298,16 +298,16 @@ SYSTEMS = (
     ),
     System(
         "petuum_ssp", "Petuum, SSP", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
-        "sharded", "one model", "a worker may be up to s clocks ahead, and its cached rows up to s clocks old",
+        "sharded", "one model", "a worker begins a step up to s clocks ahead, with cached rows up to s clocks old",
         lambda: {**_bounded(), "table, s = 3": _words(3), "table, s = 0": _words()},
         (shape("a cache of rows up to 3 clocks old avoids over a quarter of the pulls",
                lambda runs: share(runs["table, s = 3"], "pulled", "gets") < 0.75),
          shape("this cache costs at most 3 points of accuracy",
                lambda runs: _right(runs["table, s = 3"]) > _right(runs["table, s = 0"]) - 0.03),
-         shape("no worker is more than s = 4 clocks ahead", _within_bound), learns("ssp", 0.85)),
+         shape("no worker begins a step more than s = 4 clocks ahead", _within_bound), learns("ssp", 0.85)),
     ),
     System(
-        "singa", "SINGA", 2015, "B. C. Ooi et al., ACM Multimedia 2015", "synchronous or asynchronous", "hierarchical",
+        "singa", "SINGA", 2015, "B. C. Ooi et al., ACM Multimedia 2015", "asynchronous or synchronous", "hierarchical",
         "one model", "one configuration of workers, servers and groups: sync, Downpour and all-reduce",
         _singa, tuple(map(learns, ("sync", "Downpour", "all-reduce", "distributed Hogwild"))),
     ),
@@ -363,7 +363,7 @@ SYSTEMS = (
     ),
     System(
         "multiverso", "DMTK, Multiverso", 2015, "Microsoft DMTK; K. Chen and Q. Huo, ICASSP 2016 (block momentum)",
-        "asynchronous or synchronous", "sharded", "averaged models",
+        "asynchronous or synchronous", "sharded", "one model",
         "tables by rows, in step or not; or workers average every k steps, with block momentum in CNTK", _averaged,
         (learns("asynchronous"), learns("local"), learns("block_momentum"),
          shape("Get and Add by rows: over 75 % correct", lambda runs: _right(runs["table"]) > 0.75)),

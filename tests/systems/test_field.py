@@ -47,7 +47,10 @@ def test_a_systems_place_on_the_map_is_that_of_its_experiments(system):
     places = {place_of(each) for each in system.experiments().values() if isinstance(each, Experiment)}
     if not places:  # scripts train
         return
-    assert [value in found for value, found in zip(axes, zip(*places))] == [True] * 3, places
+    if system.name == "rudra":  # softsync has one server here, and the hierarchy waits in step
+        assert all(value in found for value, found in zip(axes, zip(*places)))
+        return
+    assert axes in places, places
 
 
 def test_the_map_shows_all_systems_and_a_combination_that_nobody_has_published():
