@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pwd
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -200,7 +201,7 @@ def _keep(keeper: Keeper, until: Callable[[], bool]) -> None:
                 server.join(0.1)
             if not until():
                 print(f"dlpar slots: the keeper ended ({server.exitcode}); it starts again", file=sys.stderr)
-                server.join(1.0)
+                time.sleep(1.0)
         finally:  # a second signal interrupts, and multiprocessing would wait for the server
             server.kill()
             server.join()

@@ -82,10 +82,10 @@ def _row(run: Run) -> dict[str, Any]:
             figures = json.loads(read_plain(summary))
             row |= {name: figures[name] for name in FIGURES}
         for flag in flags.flags():
-            part = e if len(flag.path) == 1 else e[flag.path[0]]
+            part = e if len(flag.path) == 1 else e.get(flag.path[0], {})
             if flag.path[-1] in part:
                 row[flag.spelling[2:]] = part[flag.path[-1]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         row["status"] = "unreadable"
     return row
 

@@ -258,7 +258,7 @@ class Gossip(SyncPart):
     """Gossip: each replica averages with neighbours in a graph, without a central node (Lian et al. 2017)."""
 
     implementation = "dlpar.sync.gossip:gossip"
-    sends_gradients = False
+    sends_gradients = counts_lead = False  # no worker hears of all others, which may be far behind
     rules = (
         ("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),
         ("averaging.method", SOME, "sync.order", ADAPT_FIRST, "local steps already move the weights"),
@@ -289,10 +289,6 @@ class Gossip(SyncPart):
     @property
     def runs_free(self) -> bool:
         return self.exchange == "pairwise"
-
-    @property
-    def counts_lead(self) -> bool:
-        return self.runs_free  # in synchronous steps no worker hears of all others, which may be far behind
 
     @property
     def has_graph(self) -> bool:

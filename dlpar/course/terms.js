@@ -3,7 +3,7 @@
 
 const TEXTS = ".jp-RenderedMarkdown, .dlpar-head p, .dlpar-predict b";
 const NOT_IN = "code, pre, a, h1, h2, h3, h4, h5, h6, mjx-container, .dlpar-term";
-const EXPLAINED = "[data-dlpar-term], .dlpar-facts [data-means], .dlpar-panel .jupyter-widgets[title]";
+const EXPLAINED = "[data-dlpar-term], .dlpar-facts [data-means], .dlpar-panel .dlpar-field[title]";
 
 /** The one bubble of a page. */
 class Bubble {

@@ -217,7 +217,7 @@ class Run:
         found = []
         for done in self.global_steps():
             if done.sketches:
-                held = np.array([done.sketches[rank] for rank in sorted(done.sketches)])
+                held = np.array([done.sketches[rank] for rank in sorted(done.sketches)], dtype=float)
                 found.append((done, np.linalg.norm(held - held.mean(axis=0), axis=1)))
         return found
 

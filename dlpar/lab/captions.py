@@ -21,8 +21,7 @@ def quantity(value: float) -> str:
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if abs(value) >= 999.5:
-        digits = 3 - len(str(int(abs(value))))
-        return f"{round(value, min(digits, 0)):,.0f}"
+        return f"{round(value, min(3 - len(str(int(abs(value)))), 0)):,.0f}"
     return f"{value:.3g}"
 
 
@@ -184,7 +183,8 @@ def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
     total = sum(megabytes)
     if math.isnan(total):
         return f"{text}; the library does not report how much was sent."
-    by = "in all" if all(megabytes[len(seconds) :]) else "by the workers"  # servers report theirs at the end
+    others = megabytes[len(seconds) :]  # servers report theirs at the end; a spare or dead one sends nothing
+    by = "in all" if any(others) or not len(others) else "by the workers"
     return f"{text}; {quantity(total)} MB were sent {by}."
 
 
@@ -270,14 +270,14 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     """
     there = sorted((each for each in reached if each[2]), key=lambda each: each[3])
     if not there:
-        return f"No run reached {goal:.0%} held-out accuracy."
+        return f"No run reached {100 * goal:g}% held-out accuracy."
     if len(reached) == 1:
         name, _, step, seconds = there[0]
-        return f"{name} reached {goal:.0%} after {duration(seconds)}, in {step:,} steps."
+        return f"{name} reached {100 * goal:g}% after {duration(seconds)}, in {step:,} steps."
     several, first = len({clock for _, clock, _, _ in reached}) > 1, {}
     for name, clock, _, seconds in there:
         on = f"on the {clock} clock " if several else ""
-        first.setdefault(clock, f"{on}{name} reached {goal:.0%} first, after {duration(seconds)}")
+        first.setdefault(clock, f"{on}{name} reached {100 * goal:g}% first, after {duration(seconds)}")
     least = min(step for _, _, step, _ in there)
     fewest = listed(name for name, _, step, _ in reached if step == least)
     missed = listed(name for name, _, step, _ in reached if not step)

@@ -43,8 +43,7 @@ def compressed_plotly() -> bytes:
     """Return plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
     import plotly
 
-    source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    return gzip.compress(source.read_bytes(), 6)
+    return gzip.compress((Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_bytes(), 6)
 
 
 class Page(anywidget.AnyWidget):

@@ -458,7 +458,7 @@ def simulated(experiment: Experiment) -> Foreseen:
         for record in lines_of(Path(folder, f"{ALL_RANKS}.jsonl")):
             if record["k"] == "step":
                 done.add(record["rank"], record)
-                messages += record["messages"]
+                messages += record["messages"] or 0
     done.ready(ended=True)
     seconds = times * messages / MESSAGES_A_SECOND[experiment.cluster.messages]
     if done.last is None or done.last.seconds <= done.first.seconds:

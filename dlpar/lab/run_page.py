@@ -133,6 +133,7 @@ class RunPage(Page):
             self.flush()
             return self.job.stop()
         self._watch.cancel()  # a recording
+        self._watch.join(5.0)
         return self.ended("stopped", "stopped by its owner")
 
     def close(self) -> None:
@@ -219,8 +220,7 @@ class RunPage(Page):
         run = self._front
         kept = Run(self._status.path)
         has_results = self._board.steps.done and kept.status == status  # not a recording that was stopped
-        found = results(kept, self._board.reached) if has_results else None
-        self._outcomes[run.key] = status, found
+        self._outcomes[run.key] = status, results(kept, self._board.reached) if has_results else None
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)
         self._show_runs()
@@ -344,7 +344,7 @@ class RunPage(Page):
 
     def _leave_queue(self) -> None:
         """Withdraw the offered alternatives to waiting in the queue."""
-        if self._queued_at == math.inf:
+        if self._queued_at == math.inf and (self.state["offer"] or {}).get("actions") == self._instead:
             self.tell(offer=None)
         self._queued_at = 0.0
 

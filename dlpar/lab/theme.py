@@ -12,8 +12,8 @@ from dlpar.config.experiment import Experiment
 
 _KEPT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-GREY, ASKED, ARROW, SCALE = (_KEPT[name] for name in ("grey", "asked", "arrow", "scale"))
-"""Colours of neutral elements, of a student's prediction and of arrows, and a colour scale."""
+GREY, ASKED, SCALE = (_KEPT[name] for name in ("grey", "asked", "scale"))
+"""Colours of neutral elements, of a student's prediction, and a colour scale."""
 
 RUNS, RANKS = tuple(_KEPT["runs"]), tuple(_KEPT["ranks"])
 """Colours of compared runs and of ranks."""

@@ -59,8 +59,7 @@ def field(lab: str, slide: bool = False) -> Markdown:
         chosen = [work for work in chosen if work.get("slide")][:3]
     rows = [(work["who"], work["did"], work["reported"], _here(work.get("system"), slide)) for work in chosen]
     told = "what they reported" if works()[lab] else "what is compared"
-    heads = ("system or work", "what they did", told, "runs here")
-    return _table(heads, rows)
+    return _table(("system or work", "what they did", told, "runs here"), rows)
 
 
 def _all() -> list[dict[str, Any]]:
@@ -160,7 +159,7 @@ def field_map(
         x, y, text = zip(*at) if at else ((), (), ())
         figure.add_scatter(x=x, y=y, text=text, name=kind, marker=marker, **theme.LOOKS["system"])
     rows = [(title, *where) for title, where in entries]
-    sentence = f"{len(rows)} systems by the consistency of their model and the place of its parameters."
+    sentence = f"{len(rows) - len(listed)} systems by the consistency of their model and the place of its parameters."
     return captioned(figure, sentence, (("system", "consistency", "parameters", "training"), rows))
 
 
@@ -191,17 +190,23 @@ def task_bound(gradients: int = 8, updates: int = 2, most: int = 10) -> Figure:
     return captioned(figure, sentence, (("workers", *curves), list(zip(workers, *curves.values()))))
 
 
+def _training(system: System) -> dict[str, Experiment]:
+    """Return the experiments of a system that train a model."""
+    own = {key: each for key, each in system.experiments().items() if isinstance(each, Experiment)}
+    return {key: each for key, each in own.items() if each.cluster.messages == "values"}
+
+
 def system_panel(name: str) -> Comparison:
     """Return a panel that runs a system's experiments. Its question asks about the mechanism.
 
     Raises
     ------
     BadSystem
-        If no system has that name, or if the system runs programs instead of experiments.
+        If no system has that name, or if fewer than two of its experiments train a model.
     """
     system = find(name, SYSTEMS)
-    experiments = {key: each for key, each in system.experiments().items() if isinstance(each, Experiment)}
-    if not experiments:
+    experiments = _training(system)
+    if len(experiments) < 2:
         raise BadSystem(
             f"NAME: got {name!r}, allowed is a system that trains here; `dlpar systems {name}` runs this one"
         )
@@ -210,16 +215,18 @@ def system_panel(name: str) -> Comparison:
 
 
 def choose_system(name: str = "rudra") -> VBox:
-    """Show a list of all systems, with the panel of the chosen system below."""
+    """Show a list of the systems that train here, with the panel of the chosen system below."""
     from ipywidgets import Dropdown, VBox
 
-    train = [
-        each for each in SYSTEMS if any(isinstance(own, Experiment) for own in each.experiments().values())
-    ]
-    options = [(each.title, each.name) for each in train]
+    options = [(each.title, each.name) for each in SYSTEMS if len(_training(each)) > 1]
     choice = Dropdown(options=options, value=name, description="system")
     below = VBox([system_panel(name)])
-    choice.observe(lambda change: setattr(below, "children", (system_panel(change["new"]),)), "value")
+
+    def show(change: dict[str, str]) -> None:
+        below.children[0].close()
+        below.children = (system_panel(change["new"]),)
+
+    choice.observe(show, "value")
     return VBox([choice, below])
 
 
@@ -232,5 +239,4 @@ def published(name: str, runs: Sequence[Run]) -> Markdown:
         (f.what, f.basis, f"{f.published:g}", f"{f.ours:.3g}", f"{f.tolerance:.0%}", held[f.held])
         for f in found
     ]
-    heads = ("figure", "basis", "published", "here", "tolerance", "holds")
-    return _table(heads, rows)
+    return _table(("figure", "basis", "published", "here", "tolerance", "holds"), rows)

@@ -68,8 +68,7 @@ def _bounded() -> dict[str, Experiment]:
 
 def _words(staleness: int = 0, threshold: float = 0.0) -> Program:
     """Classify docstrings with 4 workers and a table on 2 servers. Return each rank's counts."""
-    given = 2, 40, 48, 2.0, staleness, threshold
-    return program("words:train", *given, ranks=6)
+    return program("words:train", 2, 40, 48, 2.0, staleness, threshold, ranks=6)
 
 
 def share(found: list[dict[str, Any]], part: str, *whole: str) -> float:

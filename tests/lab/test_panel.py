@@ -418,6 +418,17 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
         panel.replay(kept, 0)
 
 
+def test_a_recording_that_was_stopped_adds_nothing_to_the_next(launched):
+    long, short = finished(workers=4, steps=2000), finished(workers=2, steps=5)
+    panel = Panel(Experiment(workers=4))
+    panel.replay(long, 1000)
+    panel.stop()
+    panel.replay(short, 1000)
+    until(lambda: not panel.running)
+    assert "done: 5 steps" in words(panel)
+    assert len(panel.figures["Convergence"].series(f"{short.id} loss")) == 5
+
+
 def test_a_recording_plays_until_run_is_pressed_and_is_not_compared_with_the_students_run(launched, slowly):
     kept = finished(workers=2, steps=50)
     page = Reader(panel := Panel(Experiment(workers=4, steps=30), recording=kept.path))

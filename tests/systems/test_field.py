@@ -9,7 +9,19 @@ import pytest
 
 from dlpar import Experiment, lab
 from dlpar.systems import SYSTEMS
-from dlpar.systems.field import CONSISTENCY, PARAMETERS, TRAINING, field, field_map, place, place_of, works
+from dlpar.systems.field import (
+    CONSISTENCY,
+    PARAMETERS,
+    TRAINING,
+    choose_system,
+    field,
+    field_map,
+    place,
+    place_of,
+    system_panel,
+    works,
+)
+from dlpar.systems.record import BadSystem
 
 LABS = sorted((Path(__file__).resolve().parents[2] / "labs").glob("[0-9]*.ipynb"))
 
@@ -51,6 +63,20 @@ def test_a_systems_place_on_the_map_is_that_of_its_experiments(system):
         assert all(value in found for value, found in zip(axes, zip(*places)))
         return
     assert axes in places, places
+
+
+def test_every_system_that_can_be_chosen_has_a_panel_and_the_last_panel_is_closed():
+    choice, below = choose_system("rudra").children
+    first = below.children[0]
+    assert len(choice.options) > 25
+    for _, name in choice.options:
+        system_panel(name).close()
+    choice.value = "petuum_ssp"
+    assert first.comm is None and below.children[0] is not first
+    below.children[0].close()
+    for name in {each.name for each in SYSTEMS} - {name for _, name in choice.options}:
+        with pytest.raises(BadSystem, match=f"got '{name}', allowed is a system that trains here"):
+            system_panel(name)
 
 
 def test_the_map_shows_all_systems_and_a_combination_that_nobody_has_published():

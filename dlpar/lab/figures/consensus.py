@@ -37,7 +37,7 @@ class Distance:
 
     def add(self, done: GlobalStep) -> None:
         """Process the record of a global step."""
-        held = np.array(list(done.sketches.values()))
+        held = np.array(list(done.sketches.values()), dtype=float)
         if not len(held):
             return
         self.last = done.step, float(np.sqrt(((held - held.mean(0)) ** 2).sum(1).mean()))

@@ -47,7 +47,8 @@ class Curve:
         self.loss = plot.add_trace(f"{run.key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
-        self._pending: list[dict[str, Any]] = []
+        self._pending: list[tuple[int, dict[str, Any]]] = []  # attempt and result
+        self.attempt = 0  # of the latest records
         self.done: GlobalStep | None = None
         # Repeated steps, and ranks that died, with the step at which the others continued.
         self.lost, self.deaths = 0, {}
@@ -97,6 +98,7 @@ class Curve:
         seam.add(_row(done))
         self.loss.replace(rows[~again])
         self.tests.replace(self.tests.rows[self.tests.rows[:, 0] <= done.step])
+        self._pending = [each for each in self._pending if each[0] >= done.attempt]
 
     def draw_deaths(self) -> None:
         """Mark the deaths of ranks on the curve at the steps where the others continued."""
@@ -109,18 +111,18 @@ class Curve:
     def draw_tests(self, done: GlobalStep) -> None:
         """Draw tests whose steps are done. For free-running workers, draw tests up to this step's time."""
         at, until = ("t", done.seconds) if self.experiment.sync.runs_free else ("step", done.step + 1)
-        while self._pending and self._pending[0][at] <= until:
-            self._add(self._pending.pop(0), done)
+        while self._pending and self._pending[0][0] <= done.attempt and self._pending[0][1][at] <= until:
+            self._add(self._pending.pop(0)[1], done)
 
     def test(self, record: dict[str, Any]) -> None:
         """Process a test result. It is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
-        self._pending.append(record)
+        self._pending.append((self.attempt, record))
 
     def finish(self, last: GlobalStep) -> None:
         """End the curve on the run's last step and draw the remaining tests."""
         self.loss.finish(_row(last))
-        for record in self._pending:
+        for _, record in self._pending:
             self._add(record, last)
         self._pending.clear()
 
@@ -183,6 +185,8 @@ class Convergence(Plot):
         """Process the result of a test on held-out samples."""
         if record["k"] == "eval":
             self.kept[self.front.key].test(record)
+        elif record["k"] == "rank":
+            self.kept[self.front.key].attempt = record.get("attempt", 0)
         elif record.get("name") == "death":
             self.kept[self.front.key].deaths.setdefault(record["dead"], record["step"])
 
@@ -328,8 +332,8 @@ def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Fi
     own_clocks = "<br>each on its own clock" if several else ""
     clock = f"{clocks[0]} " if not several and clocks[0] != "wall" else ""
     panels = {
-        f"{clock}seconds to {goal:.0%}{own_clocks}": [t for _, t in reached],
-        f"steps to {goal:.0%}": [step for step, _ in reached],
+        f"{clock}seconds to {100 * goal:g}%{own_clocks}": [t for _, t in reached],
+        f"steps to {100 * goal:g}%": [step for step, _ in reached],
         f"time of a step (ms){own_clocks}": [step and 1e3 * t / step for step, t in reached],
     }
     height, margin = max(260, 46 * len(names) + 140), {"l": 92, "r": 16, "t": 16, "b": 74}
@@ -384,7 +388,6 @@ def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
     figure, parts = blank(xaxis=xaxis, yaxis=yaxis), []
     for run, look in zip(runs, shown(experiments, [run.id for run in runs], titles)):
         rows = run.curve[:: max(1, len(run.curve) // POINTS)]
-        above = (rows["loss"] - least).clip(lower=FLOOR)
-        figure.add_scatter(x=rows["step"], y=above, **look.line)
+        figure.add_scatter(x=rows["step"], y=(rows["loss"] - least).clip(lower=FLOOR), **look.line)
         parts.append(f"{look.name} {captions.quantity(float(run.curve['loss'].iloc[-1] - least))}")
     return captioned(figure, f"At the end the loss is above the least by: {'; '.join(parts)}.")

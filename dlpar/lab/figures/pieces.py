@@ -73,7 +73,8 @@ def mesh(of: Experiment | Run) -> Figure:
         If the platform cannot hold the ranks.
     """
     experiment = experiment_of(of)
-    nodes = [0] * experiment.members if experiment.cluster.world == "real" else nodes_of(experiment)
+    is_real, members = experiment.cluster.world == "real", experiment.members
+    nodes = [0] * members if is_real else nodes_of(experiment)[:members]
     sizes = sizes_of(experiment)
     axes = [_axis(experiment, name, nodes) for name, size in sizes.items() if size > 1]
     axes = axes or [_axis(experiment, "data", nodes)]

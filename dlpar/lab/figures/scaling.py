@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,8 +181,7 @@ def curve_names(experiments: Sequence[Experiment]) -> list[str]:
     alike = [e.model_copy(update={"workers": 1, "cluster": c}) for e, c in zip(experiments, clusters)]
     kinds = {e.model_dump_json(): e for e in alike}
     names = labels(list(kinds.values())) if len(kinds) > 1 else [scheme(e) for e in kinds.values()]
-    by_kind = dict(zip(kinds, names))
-    return [by_kind[e.model_dump_json()] for e in alike]
+    return [dict(zip(kinds, names))[e.model_dump_json()] for e in alike]
 
 
 def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
@@ -240,7 +239,7 @@ def draw(drawn: Sequence[Curve]) -> Figure:
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
     figure.add_scatter(x=workers, y=[1.0] * len(workers), **ideal, **right)
     own = {curve.name: curve.experiment for curve in drawn}
-    looks = dict(zip(own, zip(theme.run_colours(list(own.values())), theme.MARKERS)))
+    looks = dict(zip(own, zip(theme.run_colours(list(own.values())), cycle(theme.MARKERS))))
     alone = len(own) == 1
     for curve in sorted(drawn, key=lambda c: theme.DRAWN.index(c.kind)):
         colour, symbol = looks[curve.name]

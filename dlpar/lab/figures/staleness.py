@@ -210,8 +210,8 @@ class Lead(RankLines):
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Return whether a worker can run ahead of another."""
-        return experiment.sync.runs_free and experiment.workers > 1
+        """Return whether a worker can run ahead of another, and knows how far."""
+        return experiment.sync.runs_free and experiment.sync.counts_lead and experiment.workers > 1
 
     def begin(self, run: Shown) -> None:
         """Add a run."""

@@ -206,12 +206,13 @@ class Timeline(Window):
     def window(self) -> tuple[float, float]:
         """Return the newest window's start and end, in seconds of the run's clock."""
         told = [own for rank, own in enumerate(self.recent) if own and rank not in self._dead]
+        told = told or [own for own in self.recent if own]
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
         taking = [statistics.median(_ended(r) - r["spans"][0][1] for r in list(own)[-STEPS:]) for own in told]
         seconds = max(STEPS * min(taking), SLOWEST * max(taking))
-        first = min(own[0]["spans"][0][1] for own in told)  # nothing is before the first step
-        return max(first, end - min(seconds, MOST * min(taking))), end
+        # Nothing is before the first step.
+        return max(min(own[0]["spans"][0][1] for own in told), end - min(seconds, MOST * min(taking))), end
 
     def draw(self, begin: float, end: float) -> None:
         """Draw a time window."""
@@ -236,7 +237,7 @@ class Timeline(Window):
 
     def _draw_arrows(self, spans: Iterable[Span], begin: float, end: float) -> None:
         """Draw an arrow from each long wait to the send that ended it, if this send is known."""
-        free = self.front.experiment.sync.runs_free
+        free = self.front.experiment.sync.runs_free or theme.crowded(self.front.experiment)
         found = [] if free else [a for a in arrows(spans, self._peers) if begin <= a[1] and a[2].end <= end]
         seen = [a for a in found if a[2].end - a[2].start > SEEN * (end - begin)]
         longest = sorted(seen, key=lambda a: a[2].start - a[2].end)[:ARROWS]

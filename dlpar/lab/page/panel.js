@@ -101,6 +101,8 @@ class PanelView {
   }
 
   dispose() {
+    this.time.playing = 0;
+    window.clearTimeout(this.time.asking);
     this.figure.dispose();
     this.data.views.delete(this);
   }

@@ -8,7 +8,7 @@ export function plotlyOnce(link) {
   if (page.plotly) return Promise.resolve(page.plotly);
   const promise = new Promise((resolve) => page.waiting.push(resolve));
   const ask = () => {
-    if (page.plotly) return;
+    if (page.plotly || link.gone) return;
     if (Date.now() - page.asked > 4000) {
       page.asked = Date.now();
       link.send({ ask: "plotly" });

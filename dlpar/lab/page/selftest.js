@@ -27,7 +27,7 @@ export default () => {
     initialize({ model }) {
       const link = new Link(model, (told) => {
         state = told;
-        for (const el of places) draw(el, state);
+        for (const el of places) el.childElementCount || draw(el, state); // answers stay
       });
       return () => link.dispose();
     },

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from simulations import trained
 
 from dlpar import lab
 from dlpar.config.experiment import Experiment
@@ -115,3 +116,9 @@ def test_the_graph_of_split_replicas_joins_replicas():
     split = {"kind": "tensor", "tensor": 2}
     experiment = Experiment(workers=8, sync={"scheme": "gossip", "topology": "ring"}, split=split)
     assert "4 workers with 2 neighbours each" in lab.figures.caption(lab.figures.show_graph(experiment))
+
+
+def test_the_distance_of_a_run_that_diverged_is_no_number(tmp_path):
+    run = trained(tmp_path / "run", workers=4, sync="gossip", lr=10, steps=60, data="diabetes", model="mlp")
+    assert np.isnan(run.consensus["distance"].iloc[-1])
+    assert "to not a number" in figures.caption(lab.figures.consensus(run))

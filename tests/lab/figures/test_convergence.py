@@ -6,6 +6,7 @@ import math
 import plotly.graph_objects as go
 import pytest
 
+import dlpar
 from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
@@ -312,3 +313,15 @@ def test_a_regression_has_no_accuracy_to_reach():
     diabetes = finished(workers=2, steps=5, model="linear", data="diabetes")
     with pytest.raises(ValueError, match="got data diabetes, a regression, allowed is a task with classes"):
         lab.time_to_accuracy(diabetes)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_tests_of_steps_that_were_done_again():
+    cluster, deaths = {"world": "simulated"}, {"die": {1: 0.7}}
+    fields = {"steps": 40, "evaluate_every": 2, "snapshot": {"every": 20}, "cluster": cluster}
+    job = dlpar.launch(Experiment(workers=2, deaths=deaths, **fields))
+    with pytest.raises(dlpar.JobFailed):
+        job.wait(60)
+    figure = lab.figures.convergence(dlpar.resume(job.run).wait(60))
+    (tests,) = (trace for trace in figure.data if "accuracy" in (trace.name or ""))
+    assert list(tests.x) == list(range(2, 41, 2))

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from simulations import trained
 
 from dlpar import lab
 from dlpar.config.experiment import Experiment
@@ -272,3 +273,9 @@ def test_after_a_death_the_window_is_that_of_the_survivors():
     board.settle(ended=True)
     rows = bars(plot)
     assert set(rows[:, 0]) == {0, 1, 3} and rows[:, 3].min() > 200
+
+
+def test_a_window_is_drawn_though_all_of_its_ranks_have_died(tmp_path):
+    deaths = {"on_death": "spare", "spares": 2, "die": {0: 0.3, 1: 0.6}}
+    run = trained(tmp_path / "run", workers=2, steps=60, model="logistic", deaths=deaths)
+    assert figures.caption(lab.figures.timeline(run)).startswith("On average the 2 ranks spent")
