@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlpar.cli import STOPS, AsJSON, BadRequest, Failed, Stops, flags
+from dlpar.cli import STOPS, AsJSON, Failed, Stops, flags
 
 if TYPE_CHECKING:
     from dlpar.jobs.launch import Job
@@ -54,10 +54,7 @@ def resume(
     from dlpar.jobs.launch import resume
     from dlpar.jobs.run import runs
 
-    kept = runs()
-    if which is None and not kept:
-        raise BadRequest("RUN: no run is kept here; `dlpar run --snapshot-every 50` makes one to resume")
-    run = found(kept[0].id if which is None else which)
+    run = found(next((run.id for run in runs()), None) if which is None else which)
     return _watched("resume", lambda: resume(run, workers), as_json)
 
 

@@ -135,7 +135,8 @@ def show(
 def found(which: str | None) -> Run:
     """Find the run that the user means. Its experiment must be readable."""
     if which is None:
-        raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
+        listed = "one of the ids `dlpar runs` lists (`dlpar run --snapshot-every 50` makes one to resume)"
+        raise BadRequest(f"RUN: missing; allowed is a run folder or {listed}")
     try:
         run = Run(which)
         run.experiment  # noqa: B018 (is read here)

@@ -21,7 +21,7 @@ def quantity(value: float) -> str:
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
     if abs(value) >= 999.5:
-        return f"{round(value, min(3 - len(str(int(abs(value)))), 0)):,.0f}"
+        return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:.3g}"
 
 
@@ -183,8 +183,8 @@ def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
     total = sum(megabytes)
     if math.isnan(total):
         return f"{text}; the library does not report how much was sent."
-    others = megabytes[len(seconds) :]  # servers report theirs at the end; a spare or dead one sends nothing
-    by = "in all" if any(others) or not len(others) else "by the workers"
+    # Servers report theirs at the end. A spare or dead rank may send nothing.
+    by = "in all" if any(megabytes[len(seconds) :]) or len(megabytes) == len(seconds) else "by the workers"
     return f"{text}; {quantity(total)} MB were sent {by}."
 
 

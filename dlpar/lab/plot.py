@@ -428,6 +428,7 @@ class Board:
             self.ranks[rank] = record
             self.steps.resume(record)
         elif kind == "eval":
+            record["attempt"] = self.steps.attempt
             self.accuracy = record["accuracy"]
             self.reached = self.reached or (record["t"] if (self.accuracy or 0.0) >= self.goal else None)
         for plot in self.fed if rank < self.most else ():

@@ -248,4 +248,7 @@ def test_no_runs_yet(capsys, tmp_path, monkeypatch):
     assert main(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert main(["resume"]) == 2
-    assert "RUN: no run is kept here; `dlpar run --snapshot-every 50` makes one" in capsys.readouterr().err
+    assert (
+        "RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists (`dlpar run --snapshot"
+        in capsys.readouterr().err
+    )

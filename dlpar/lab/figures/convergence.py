@@ -47,8 +47,7 @@ class Curve:
         self.loss = plot.add_trace(f"{run.key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
-        self._pending: list[tuple[int, dict[str, Any]]] = []  # attempt and result
-        self.attempt = 0  # of the latest records
+        self._pending: list[dict[str, Any]] = []
         self.done: GlobalStep | None = None
         # Repeated steps, and ranks that died, with the step at which the others continued.
         self.lost, self.deaths = 0, {}
@@ -98,7 +97,7 @@ class Curve:
         seam.add(_row(done))
         self.loss.replace(rows[~again])
         self.tests.replace(self.tests.rows[self.tests.rows[:, 0] <= done.step])
-        self._pending = [each for each in self._pending if each[0] >= done.attempt]
+        self._pending = [each for each in self._pending if each["attempt"] >= done.attempt]
 
     def draw_deaths(self) -> None:
         """Mark the deaths of ranks on the curve at the steps where the others continued."""
@@ -111,18 +110,19 @@ class Curve:
     def draw_tests(self, done: GlobalStep) -> None:
         """Draw tests whose steps are done. For free-running workers, draw tests up to this step's time."""
         at, until = ("t", done.seconds) if self.experiment.sync.runs_free else ("step", done.step + 1)
-        while self._pending and self._pending[0][0] <= done.attempt and self._pending[0][1][at] <= until:
-            self._add(self._pending.pop(0)[1], done)
+        is_due = lambda record: record["attempt"] <= done.attempt and record[at] <= until
+        while self._pending and is_due(self._pending[0]):
+            self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
         """Process a test result. It is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
-        self._pending.append((self.attempt, record))
+        self._pending.append(record)
 
     def finish(self, last: GlobalStep) -> None:
         """End the curve on the run's last step and draw the remaining tests."""
         self.loss.finish(_row(last))
-        for _, record in self._pending:
+        for record in self._pending:
             self._add(record, last)
         self._pending.clear()
 
@@ -185,8 +185,6 @@ class Convergence(Plot):
         """Process the result of a test on held-out samples."""
         if record["k"] == "eval":
             self.kept[self.front.key].test(record)
-        elif record["k"] == "rank":
-            self.kept[self.front.key].attempt = record.get("attempt", 0)
         elif record.get("name") == "death":
             self.kept[self.front.key].deaths.setdefault(record["dead"], record["step"])
 

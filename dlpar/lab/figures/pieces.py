@@ -72,25 +72,23 @@ def mesh(of: Experiment | Run) -> Figure:
     BadExperiment
         If the platform cannot hold the ranks.
     """
-    experiment = experiment_of(of)
-    is_real, members = experiment.cluster.world == "real", experiment.members
-    nodes = [0] * members if is_real else nodes_of(experiment)[:members]
-    sizes = sizes_of(experiment)
-    axes = [_axis(experiment, name, nodes) for name, size in sizes.items() if size > 1]
-    axes = axes or [_axis(experiment, "data", nodes)]
+    e = experiment_of(of)
+    nodes = [0] * e.members if e.cluster.world == "real" else nodes_of(e)[: e.members]
+    sizes = sizes_of(e)
+    axes = [_axis(e, name, nodes) for name, size in sizes.items() if size > 1] or [_axis(e, "data", nodes)]
     groups_of = [{rank: ", ".join(map(str, own)) for own in axis.groups for rank in own} for axis in axes]
     rows = []
     for rank, node in enumerate(nodes):
-        at = coordinates(rank, sizes) if rank < experiment.workers else {}
+        at = coordinates(rank, sizes) if rank < e.workers else {}
         rows.append((rank, node, *map(at.get, sizes), *(own.get(rank, "") for own in groups_of)))
     heads = ("rank", "node", *sizes, *(f"{axis.name} group" for axis in axes))
-    servers, number = experiment.members - experiment.workers, len(set(nodes))
-    which = f"{experiment.workers} workers"
+    servers, number = e.members - e.workers, len(set(nodes))
+    which = f"{e.workers} workers"
     which += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
     parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
     where = f"{which} on {number} node{'s' * (number > 1)}"
     sentence = f"{mesh_title(sizes)}, {where}. {parts[0].upper()}{parts[1:]}."
-    return captioned(_picture(experiment, axes, nodes), sentence, (heads, rows))
+    return captioned(_picture(e, axes, nodes), sentence, (heads, rows))
 
 
 def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:

@@ -92,7 +92,8 @@ def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
         return range(first, first + count)
     last = {step: window(passes(bars)) for step, bars in by_step.items()}
     later = {step: end - start for step, (start, end) in last.items() if step or len(last) == 1}
-    step = min(later, key=lambda step: abs(later[step] - median(later.values())))
+    middle = median(later.values())
+    step = min(later, key=lambda step: abs(later[step] - middle))
     return range(step, step + 1)
 
 

@@ -181,7 +181,8 @@ def curve_names(experiments: Sequence[Experiment]) -> list[str]:
     alike = [e.model_copy(update={"workers": 1, "cluster": c}) for e, c in zip(experiments, clusters)]
     kinds = {e.model_dump_json(): e for e in alike}
     names = labels(list(kinds.values())) if len(kinds) > 1 else [scheme(e) for e in kinds.values()]
-    return [dict(zip(kinds, names))[e.model_dump_json()] for e in alike]
+    by_kind = dict(zip(kinds, names))
+    return [by_kind[e.model_dump_json()] for e in alike]
 
 
 def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
