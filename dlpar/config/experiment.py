@@ -173,6 +173,11 @@ class Experiment(FromFile):
         return self.batch if self.scaling == "strong" else self.batch * (self.replicas - self.backup)
 
     @property
+    def mean_batch(self) -> float:
+        """Mean number of samples in a step. Map-reduce keeps a fraction of the global batch."""
+        return self.global_batch * getattr(self.sync, "fraction", 1.0)
+
+    @property
     def batch_parts(self) -> int:
         """Number of equal parts of a batch. The smallest share of a replica is about one part."""
         n = max(1, self.replicas - self.backup)

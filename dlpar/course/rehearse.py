@@ -172,12 +172,12 @@ class LabRuns:
 
 def pace_ms(run: Run) -> float:
     """Return the mean milliseconds from one global step to the next."""
-    return 1e3 * run.experiment.global_batch / rate(run)
+    return 1e3 * run.experiment.mean_batch / rate(run)
 
 
 def step_ms(run: Run) -> float:
     """Return the milliseconds of a global step, computed from samples per second."""
-    return 1e3 * run.experiment.global_batch / run.summary["samples_per_s"]
+    return 1e3 * run.experiment.mean_batch / run.summary["samples_per_s"]
 
 
 def accuracy(run: Run) -> float:

@@ -91,8 +91,9 @@ def convergence(curve: Curve, stride: int = 1) -> str:
     progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
         return f"In {progress} no sample was drawn, so there is no loss. A larger fraction draws some."
-    moved = "fell" if last < first else "rose" if last > first else "stayed" if last == first else "went"
-    text = f"In {progress} the training loss {moved} from {quantity(first)} to {quantity(last)}"
+    moved = "fell" if last < first else "rose" if last > first else "went"
+    changed = f"{moved} from {quantity(first)} to {quantity(last)}"
+    text = f"In {progress} the training loss {changed if first != last else f'stayed at {quantity(last)}'}"
     if curve.diverged:
         return f"{text}: the run diverged; a smaller lr may help."
     if curve.accuracy is not None:

@@ -61,8 +61,7 @@ class Controls:
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
             if self._of_chosen_kind(setting) and (path not in ONLY_MEANT or self._is_meant(path)):
-                value = _as_typed(setting, self.values[path])
-                (given.setdefault(part, {}) if part else given)[name] = value
+                (given.setdefault(part, {}) if part else given)[name] = _as_typed(setting, self.values[path])
         if given["sync"]["scheme"] == "own":
             given["sync"] = self._own  # a user cannot type its code
         return Experiment(**given)

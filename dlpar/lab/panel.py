@@ -250,11 +250,20 @@ class Panel(RunPage):
         ----------
         run : Run or str, optional
             A run or its id; default: the run in front.
+
+        Raises
+        ------
+        NoSuchRun
+            If there is no such run.
+        BadExperiment
+            If the run is live or done, or has no complete snapshot of its own.
+        RuntimeError
+            If a job of this panel is still running.
         """
         self._end_recording()
         with self._guard_jobs:
             self._refuse_if_running()
-            self.job = job = resume(run or self.job.run)
+            self.job = job = resume(run or self.state["path"])
             self.runs[:] = [job.run, *(other for other in self.runs if other.id != job.run.id)]
             self._asked, self._failure, self._status.prefix = [], "", ""
             self._begin(job.run, job.run.experiment)

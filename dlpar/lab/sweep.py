@@ -55,7 +55,7 @@ class Outcome:
     @property
     def step_s(self) -> float | None:
         """Return the time of a global step in seconds, or None unless the run is done."""
-        return self.experiment.global_batch / self.samples_per_s if self.samples_per_s else None
+        return self.experiment.mean_batch / self.samples_per_s if self.samples_per_s else None
 
     @property
     def compute_s(self) -> float:
@@ -70,7 +70,7 @@ class Outcome:
     @property
     def predicted_samples_per_s(self) -> float | None:
         """Return the predicted throughput, or None without a closed form."""
-        return self.experiment.global_batch / self.predicted_step_s if self.predicted_step_s else None
+        return self.experiment.mean_batch / self.predicted_step_s if self.predicted_step_s else None
 
 
 def all_done(

@@ -195,7 +195,7 @@ def platform_file(name: str) -> str:
 
 def rate(run: Run) -> float:
     """Return the samples per second of all workers. If there are several steps, the first is left out."""
-    samples, seconds = run.experiment.global_batch, run.curve["seconds"]
+    samples, seconds = run.experiment.mean_batch, run.curve["seconds"]
     if len(seconds) < 2:
         return samples / seconds.iloc[-1]
     return samples * (len(seconds) - 1) / (seconds.iloc[-1] - seconds.iloc[0])

@@ -499,6 +499,19 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
     assert page.state["values"]["cluster.world"] == "simulated"
 
 
+def test_a_panel_without_a_run_says_that_there_is_nothing_to_resume():
+    with pytest.raises(NoSuchRun, match="run: got '', allowed is a run folder or one of the ids"):
+        Panel().resume()
+
+
+def test_the_caption_of_a_single_step_names_its_loss_once():
+    panel = Panel(Experiment(workers=1, steps=1, cluster="simulated"))
+    panel.run()
+    panel.wait(60)
+    caption = panel.figures["Convergence"].caption
+    assert "the training loss stayed at 2" in caption and " from " not in caption
+
+
 @pytest.mark.slow
 def test_a_run_that_died_is_resumed_by_a_press_and_its_curve_says_what_was_lost():
     dying = {"snapshot": {"every": 8}, "deaths": {"die": {1: 0.5}}, "delays": {"kind": "constant"}}

@@ -5,6 +5,7 @@ import pytest
 from dlpar import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.lab import sweep
+from dlpar.systems import record
 from dlpar.theory.scaling import crossings, gains
 from lab.fake_job import FakeJob, fake_jobs
 
@@ -67,6 +68,16 @@ def test_an_interrupt_ends_what_is_at_work(jobs):
     with pytest.raises(KeyboardInterrupt):
         sweep.run_all([SIMULATED] * 3, jobs=2, told=interrupt)
     assert jobs.at_work == []
+
+
+def test_the_time_of_a_step_counts_only_the_samples_that_map_reduce_keeps():
+    kept = Experiment(workers=4, steps=40, batch=512, cluster="simulated").replace(
+        sync={"scheme": "mapreduce", "fraction": 0.5}
+    )
+    (outcome,) = sweep.all_done([kept])
+    measured = outcome.run.curve["seconds"].iloc[-1] / 40
+    assert outcome.step_s == pytest.approx(measured, rel=0.1)
+    assert record.rate(outcome.run) == pytest.approx(0.5 * 512 / measured, rel=0.1)
 
 
 # ---- what more workers gain -------------------------------------------------------

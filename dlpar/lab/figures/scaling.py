@@ -170,7 +170,7 @@ def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = T
                 continue
             curve = found.setdefault((name, kind), Curve(name, kind, e, gain.base, []))
             if not source or e.workers not in curve.rates:  # a run and its simulation share a prediction
-                step_ms = 1e3 * e.global_batch / rate
+                step_ms = 1e3 * e.mean_batch / rate
                 curve.points.append(Point(e.workers, rate, step_ms, gain.speedup, gain.efficiency))
     return [curve._replace(points=sorted(curve.points)) for curve in found.values()]
 
@@ -204,7 +204,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     alone = float(np.mean(rates[base]))
 
     def curve(kind: str, gained: Mapping[int, float]) -> Curve:
-        batch = {n: experiment.replace(workers=n).global_batch for n in gained}
+        batch = {n: experiment.replace(workers=n).mean_batch for n in gained}
         rows = [(n, gain, gain * alone) for n, gain in sorted(gained.items())]
         points = [Point(n, rate, 1e3 * batch[n] / rate, gain, gain * base / n) for n, gain, rate in rows]
         return Curve("", kind, experiment, base, points)

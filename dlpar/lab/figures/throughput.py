@@ -229,7 +229,7 @@ class Waiting(Plot):
         self.remove()
         for kind, phase in KINDS.items():
             style = {**theme.phase_bar(phase), "name": theme.PHASES[phase].group}
-            self.add_trace(kind, style, ("row", "seconds"), {"y": "row", "x": "seconds"})
+            self.add_trace(kind, style, ("row", "time (s)"), {"y": "row", "x": "time (s)"})
         self.add_trace("bytes", theme.LOOKS["sent"], ("row", "MB"), {"y": "row", "x": "MB"})
         self._relayout(1.0, 1.0)
 
