@@ -258,7 +258,7 @@ def two_jobs(
     gradient : callable
         See :data:`Contribution`.
     weights : Tensor, shape (n,)
-        Initial weights.
+        Initial weights, on the device of the ranks.
     workers, steps : int
     lr : float
         Learning rate of SGD.

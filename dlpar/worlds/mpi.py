@@ -88,7 +88,7 @@ class MPIWorld(World):
                 group.Revoke()
         assert isinstance(comm, MPIComm)
         left = MPIComm(comm.mpi.Shrink(), comm.device, comm.zero)
-        left.world.watches = 1
+        left.world.watches, left.world.in_memory = 1, self.in_memory
         return left
 
 
@@ -145,8 +145,7 @@ class MPIComm(Comm):
         self.device = torch.device(device)
         self.world: MPIWorld = MPIWorld(self.device)
         self.world.groups.append(self.mpi)
-        self.zero = common_zero(self.mpi) if zero is None else zero
-        self.world.in_memory = LONGEST > BETWEEN_HOSTS  # as `common_zero` found the ranks
+        self.zero, self.world.in_memory = common_zero(self.mpi) if zero is None else (zero, False)
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
         self._windows: list[MPI.Win | SharedCounter | LockedCounter] = []
@@ -371,19 +370,25 @@ def _type_of(nbytes: int) -> MPI.Datatype:
 ROUND_TRIPS = 20
 
 
-def common_zero(world: MPI.Intracomm) -> float:
-    """Return ``time.monotonic()`` of second 0 on this machine, after all ranks have called. Collective."""
+def common_zero(world: MPI.Intracomm) -> tuple[float, bool]:
+    """Agree on second 0, after all ranks have called. Collective.
+
+    Returns
+    -------
+    (float, bool)
+        ``time.monotonic()`` of second 0 on this machine, and whether all ranks share the machine's memory.
+    """
     global LONGEST
     meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    if node.size < world.size:
-        LONGEST = BETWEEN_HOSTS
+    is_whole = node.size == world.size
+    LONGEST = LONGEST if is_whole else BETWEEN_HOSTS
     leaders = world.Split(node.rank, world.rank)  # useful on rank 0's machine
     meet(world)
     zero = node.bcast(_across(leaders) if node.rank == 0 else None)
     leaders.Free()
     node.Free()
-    return zero
+    return zero, is_whole
 
 
 def _across(leaders: MPI.Intracomm) -> float:

@@ -73,6 +73,8 @@ def rank(name: str, device: str, out: Path) -> None:
     class Watched(Recorder):
         def step(self, step: int, **facts) -> None:
             super().step(step, **facts)
+            if on_gpu and step == first + WATCHED:
+                torch.cuda.set_sync_debug_mode("default")
             if step in (first + WATCHED, begins):  # all steps before it are done, none is ahead
                 comm.world.settle()
             marks.append(time.perf_counter())
@@ -80,8 +82,6 @@ def rank(name: str, device: str, out: Path) -> None:
                 torch.cuda.set_sync_debug_mode("warn")
                 warnings.simplefilter("always")
                 warnings.showwarning = noted
-            if on_gpu and step == first + WATCHED:
-                torch.cuda.set_sync_debug_mode("default")
             if step == begins and comm.rank == 0:
                 profiler.start()
             if step == begins + TRACED and comm.rank == 0:

@@ -16,7 +16,7 @@ import dlpar
 from dlpar import Experiment
 from dlpar.jobs.launch import JobFailed
 from dlpar.worlds.devices import gpus
-from worlds.test_devices import FREE, SCHEMES, SPLITS
+from worlds.test_devices import FREE, SCHEMES, SPLITS, TEXT
 
 with visible_gpus():  # the other tests see none
     GPUS = len(gpus()) if torch.version.cuda else 0
@@ -27,15 +27,20 @@ pytestmark = [
 ]
 
 
-def losses(device: str, carrier: str = "auto", **fields) -> np.ndarray:
-    """Of each step of a short real run."""
+def trained(device: str, carrier: str = "auto", **fields) -> dlpar.Run:
+    """A short real run."""
     small = {"steps": 12, "evaluate_every": 1000, "batch": 12, "model": {"width": 16}, "dtype": "float64"}
     run = dlpar.launch(
         Experiment(**{**small, **fields}, cluster={"device": device, "carrier": carrier})
     ).wait(120)
     for role, taken in zip(run.ranks["role"], run.ranks["device"]):
         assert taken.startswith(device if role == "worker" or carrier == "nccl" else "cpu")
-    return run.curve["loss"].to_numpy()
+    return run
+
+
+def losses(device: str, carrier: str = "auto", **fields) -> np.ndarray:
+    """Of each step of a short real run."""
+    return trained(device, carrier, **fields).curve["loss"].to_numpy()
 
 
 def check(carrier: str, scheme: str = "ring", **fields) -> None:
@@ -71,9 +76,12 @@ def test_nccl_carries_every_split_and_scheme_between_two_gpus(name):
     check("nccl", name, **fields)
 
 
-@pytest.mark.parametrize("name", ["data", "cnn", "tensor, transformer", "spatial", "gpipe", "zb-h1"])
-def test_mixed_precision_gives_nearly_the_losses_of_full_precision(name):
-    fields = {**SPLITS[name], "dtype": "float32", "lr": 0.02}
+MIXED = ["data", "cnn", "tensor, transformer", "spatial", "gpipe", "zb-h1"]
+
+
+@pytest.mark.parametrize("fields", [{"workers": 1}, *map(SPLITS.get, MIXED)], ids=["one worker", *MIXED])
+def test_mixed_precision_gives_nearly_the_losses_of_full_precision(fields):
+    fields = {**fields, "dtype": "float32", "lr": 0.02}
     np.testing.assert_allclose(losses("cuda", precision="bf16", **fields), losses("cpu", **fields), rtol=2e-2)
 
 
@@ -132,7 +140,7 @@ def test_messages_between_gpus_hold_what_was_sent():
 
 
 def test_a_process_trains_again_while_python_deletes_the_graphs_of_earlier_trainings():
-    def trainings(_) -> list[float]:
+    def trainings(_) -> list[tuple[float, float]]:
         import gc
 
         from dlpar.comm import Recorder
@@ -147,20 +155,42 @@ def test_a_process_trains_again_while_python_deletes_the_graphs_of_earlier_train
             gc.collect()  # within a capture, too
             return loss(split, x, y)
 
-        Split._loss = collecting
         for optimizer in ("sgd", "momentum", "adagrad", "adam"):
-            experiment = Experiment(workers=1, steps=20, optimizer=optimizer, model={"width": 16})
-            model = train(comm, experiment, Recorder())
-            sums.append(sum(parameter.sum().item() for parameter in model.parameters()))
+            experiment = Experiment(
+                workers=1, steps=20, optimizer=optimizer, model={"width": 16}, dtype="float64"
+            )
+            for graphs in (True, False):
+                Split._loss = collecting if graphs else loss
+                model = train(comm, experiment.replace(cluster={"graphs": graphs}), Recorder())
+                sums.append(sum(parameter.sum().item() for parameter in model.parameters()))
         comm.close()
-        return sums
+        return list(zip(sums[::2], sums[1::2]))
 
-    assert np.isfinite(dlpar.spmd(trainings, workers=1)[0]).all()
+    replayed, launched = np.transpose(dlpar.spmd(trainings, workers=1)[0])
+    np.testing.assert_allclose(replayed, launched, rtol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
-def test_one_graph_of_a_whole_step_gives_the_losses_of_the_cpu(optimizer):
-    check("nccl", workers=1, optimizer=optimizer)
+ALONE = {
+    **{optimizer: {"optimizer": optimizer} for optimizer in ("sgd", "momentum", "adagrad", "adam")},
+    "cnn": {"model": "cnn"},
+    "batch normalisation": {"model": {"norm": "batch"}},
+    "transformer": TEXT,
+}
+
+
+@pytest.mark.parametrize("fields", ALONE.values(), ids=ALONE)
+def test_one_graph_of_a_whole_step_gives_the_losses_of_the_cpu(fields):
+    run = trained("cuda", "nccl", workers=1, **fields)
+    spans = {span[0] for _, record in run.records() for span in record.get("spans") or ()}
+    assert "whole step" in spans
+    np.testing.assert_allclose(run.curve["loss"], losses("cpu", workers=1, **fields), rtol=1e-9)
+
+
+def test_losses_that_are_read_many_steps_later_are_those_of_their_steps():
+    many = {"workers": 1, "steps": 600, "lr": 0.02}
+    run, launched = (trained("cuda", **many).curve, trained("cpu", **many).curve)
+    np.testing.assert_allclose(run["loss"], launched["loss"], rtol=1e-6)
+    assert len(run) == 600 and (run["seconds"].diff()[1:] > 0).all()
 
 
 def test_a_gpu_is_told_ahead_and_settles_when_asked_to():
