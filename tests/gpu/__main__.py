@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 TESTS = HERE.parent
 STAGES = {
     "probe": (60, [HERE / "probe.py"]),
-    "tests": (200, ["-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:nbval", "-n", "6",
+    "tests": (240, ["-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:nbval", "-n", "6",
                     "--timeout=110", TESTS / "worlds" / "test_cuda.py"]),
     "matrix": (250, [HERE / "matrix.py"]),
     "profile": (240, [HERE / "profile_steps.py"]),
