@@ -186,7 +186,8 @@ def _complaint(error: Any, name: str) -> str:
         bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high:,}"
         got = error.__cause__.errors()[0]["input"]
         shown = got if got.lstrip("-").isdecimal() else repr(got)
-        return f"{error.param.opts[0]}: got {shown}, allowed is a whole number{bounds}"
+        kind = "number" if isinstance(low, float) else "whole number"
+        return f"{error.param.opts[0]}: got {shown}, allowed is a {kind}{bounds}"
     if option is None:
         said = " ".join(error.format_message().split()).rstrip(".")
         return f"{said[0].lower()}{said[1:]}; `{name} --help` says what is allowed"

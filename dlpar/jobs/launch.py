@@ -434,7 +434,7 @@ def spmd(
     job = begin(function, *arguments, workers=workers, world=world, timeout=timeout, **cluster)
     try:
         job.wait()
-        return [load(result_path(job.folder, rank).read_bytes()) for rank in range(workers)]
+        return [load(result_path(job.folder, rank).read_bytes()) for rank in range(int(workers))]
     finally:
         shutil.rmtree(job.folder, ignore_errors=True)
 

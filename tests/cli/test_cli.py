@@ -155,6 +155,7 @@ def test_ctrl_c_before_a_job_has_started_is_told(capsys, monkeypatch):
     [
         (["--", "run"], "dlpar: got '--', allowed is one of run, "),
         (["slots", "--socket", "thesis.txt"], "--socket: got 'thesis.txt', allowed is a new path"),
+        (["slots", "--longest", "x"], "--longest: got 'x', allowed is a number of at least 0.01"),
         (["run", "--experiment", "self.json"], "self: got 1, but there is no such field"),
         (["platforms", "./self.json"], "self"),
     ],

@@ -62,6 +62,10 @@ def test_every_failing_rank_shows_its_own_traceback():
     assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
 
 
+def test_a_number_of_workers_in_words_is_read_as_everywhere():
+    assert dlpar.spmd(lambda comm: comm.size, workers="2") == [2, 2]
+
+
 def test_ranks_draw_other_numbers_than_each_other_and_than_the_next_job():
     def draws(_) -> tuple[float, float]:
         import random
