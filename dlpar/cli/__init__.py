@@ -74,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if name == "dlpar" and (words[0] == "--" or not words[0].startswith("-")):
             raise BadRequest(f"got {words[0]!r}, allowed is one of {', '.join(COMMANDS)}")
+        if "" in words and words[0] not in ("run", "sweep"):  # there it means no value of a field
+            raise BadRequest(f"got '' after {words[words.index('') - 1]!r}, allowed is non-empty text")
         # If the command were called, typer would catch Ctrl-C and say nothing.
         command = typer.main.get_command(_program(words[0]))
         with command.make_context("dlpar", words) as context:
@@ -160,15 +162,13 @@ def _with_options(command: Callable[..., int]) -> Callable[..., int]:
     return with_options
 
 
-def _print_version(asked: bool) -> None:
+def _version(asked: bool) -> None:
     if asked:
         print(f"dlpar {dlpar.__version__}")
         raise typer.Exit()
 
 
-VERSION = typer.Option(
-    "--version", help="Print the version.", metavar="", is_eager=True, callback=_print_version
-)
+VERSION = typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
 
 
 def _whole(version: Annotated[bool, VERSION] = False) -> None:
@@ -196,16 +196,11 @@ def _complaint(error: Any, name: str) -> str:
         return f"{option}: there is no such option; {near}`{name} --help` lists all"
     if "not take" in error.message:
         return f"{option}: got a value, allowed is {option} alone"
-    return f"{option}: got nothing, allowed is {_allowed(option, name)}"
-
-
-def _allowed(option: str, name: str) -> str:
-    """Describe the values that an option takes."""
-    if name not in ("dlpar run", "dlpar sweep"):
-        return "a value after it"
     from dlpar.cli import flags  # loads the schema
 
-    return next((flag.allowed for flag in flags.flags() if flag.spelling == option), "a value after it")
+    known = flags.flags() if name in ("dlpar run", "dlpar sweep") else ()
+    wanted = next((flag.allowed for flag in known if flag.spelling == option), "a value after it")
+    return f"{option}: got nothing, allowed is {wanted}"
 
 
 # ---- stopping -------------------------------------------------------------------

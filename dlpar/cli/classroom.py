@@ -23,6 +23,7 @@ from dlpar.config.paths import private_folder
 from dlpar.course import release as releasing
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.processes import die_with_parent
+from dlpar.jobs.scratch import lock
 from dlpar.jobs.slots import LONGEST_TURN, MOST, USUAL, Keeper, ask, keeper_socket
 
 # ---- a hub -----------------------------------------------------------------------
@@ -101,6 +102,9 @@ def hub(
     # Refuse an address in use, because the hub would go on without its proxy.
     create_server((address, port), family=AF_INET6 if ":" in address else AF_INET).close()
     own = private_folder(Path(settings.folder))
+    if (held := lock(own / "lock", 0.0)) is None:
+        raise BadRequest(f"--folder: got '{own}', allowed is a folder in which no other hub runs")
+    os.set_inheritable(held, True)  # JupyterHub, which replaces this process, keeps it
     settings = machine.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
     if accounts == machine.LISTED:
@@ -233,8 +237,9 @@ def release(into: Folder = Path("release"), labs: Path | None = None, own: Path 
         A student's own copy, which is also updated; her changes stay.
     """
     masters = _masters(labs)
-    if into.resolve().is_relative_to(masters.resolve()):
-        raise BadRequest(f"FOLDER: got '{into}', allowed is any but that of the masters and those in it")
+    for name, folder, *others in (("FOLDER", into), ("--own", own, into)):
+        if folder and any(folder.resolve().is_relative_to(other.resolve()) for other in (masters, *others)):
+            raise BadRequest(f"{name}: got '{folder}', allowed is one outside the masters and the release")
     changed = releasing.release(masters, into)
     print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")
     for written in releasing.bring(into, own) if own else ():
@@ -290,13 +295,15 @@ def grade(
     box = Box(None if not_isolated else account, seconds, memory)
     from dlpar.classroom.grading import grade as grading  # it loads nbgrader, which takes seconds
 
-    if not grading.students(where):
+    if not grading.students(where) or any(Path(where).glob("*.ipynb")):
         raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is a folder with a folder for each student")
     if not_isolated:
         print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
     book = grading.Course(course)
+    if not (exercises := book.take(masters)):
+        raise BadRequest(f"--lab: got {lab!r}, allowed is a lab with an exercise")
     side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
-    for student, one, verdict in grading.grade(book, where, book.take(masters), box, side_by_side):
+    for student, one, verdict in grading.grade(book, where, exercises, box, side_by_side):
         print(f"{student}  {one}  {verdict['said'].splitlines()[0]}", flush=True)
     print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
     return 0

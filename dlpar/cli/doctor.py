@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dlpar.cli import FAILED, AsJSON, BadRequest
+from dlpar.cli import FAILED, AsJSON, BadRequest, flags
 from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
@@ -63,12 +63,13 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
         With --calibrate, also measure the link between the first two hosts of this Open MPI hostfile.
     """
     if hostfile and not calibrate:
-        raise BadRequest("--hostfile: got a file, allowed without --calibrate is none")
+        raise BadRequest(f"--hostfile: got {hostfile!r}, allowed without --calibrate is none")
     if calibrate:
         from dlpar.cli.platforms import print_platform  # these imports load much more than a diagnosis needs
         from dlpar.theory import calibrate as measuring
 
-        print_platform(measuring.calibrate(measuring.THOROUGH, hostfile), as_json)
+        with flags.named_as_flags():
+            print_platform(measuring.calibrate(measuring.THOROUGH, hostfile), as_json)
         return 0
     machine = look()
     findings, advice = diagnose(machine), advise(machine)

@@ -178,9 +178,8 @@ def _placeholder(flag: Flag) -> str:
     kind = unwrap(flag.field.annotation)
     if typing.get_origin(kind) is dict:
         return "WORKER=X,…"
-    return {"order": "AXES", "partition": "NUMBERS"}.get(flag.path[-1]) or {int: "N", float: "X"}.get(
-        kind, "PATH"
-    )
+    usual = {int: "N", float: "X"}.get(kind, "PATH")
+    return {"order": "AXES", "partition": "NUMBERS"}.get(flag.path[-1], usual)
 
 
 def fields_in(file: str | None) -> dict[str, Any]:

@@ -135,8 +135,7 @@ def show(
 def found(which: str | None) -> Run:
     """Find the run that the user means. Its experiment must be readable."""
     if which is None:
-        listed = "one of the ids `dlpar runs` lists (`dlpar run --snapshot-every 50` makes one to resume)"
-        raise BadRequest(f"RUN: missing; allowed is a run folder or {listed}")
+        raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
     try:
         run = Run(which)
         run.experiment  # noqa: B018 (is read here)
@@ -186,10 +185,8 @@ def figures(run: Run) -> list[tuple[str, str]]:
     if size > SUMMED_UP and not (run.path / "summary.json").exists():
         return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json sums them up")]
     s, experiment = run.summary, run.experiment
-    said = [
-        ("what", with_world(str(experiment), experiment)),
-        ("steps", f"{s['steps']:,} of {experiment.steps:,}"),
-    ]
+    progress = f"{s['steps']:,} of {experiment.steps:,}"
+    said = [("what", with_world(str(experiment), experiment)), ("steps", progress)]
     if not s["steps"]:
         return said
     if s["accuracy"] is not None:

@@ -43,9 +43,7 @@ def systems(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJS
     else:
         print(f"{system.title} ({system.year}): {system.mechanism}.\nSource: {system.source}.\n")
         said = {True: "yes", False: "no", None: "not judged"}
-        _print(
-            [{name: said.get(v, v) if name == "held" else v for name, v in f.items()} for f in figures], False
-        )
+        _print([figure | {"held": said[figure["held"]]} for figure in figures], False)
         if system.missing:
             print(f"\nDoes not run here: {system.missing}.")
     return FAILED if any(each.held is False for each in found) else 0

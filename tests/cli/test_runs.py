@@ -248,7 +248,5 @@ def test_no_runs_yet(capsys, tmp_path, monkeypatch):
     assert main(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert main(["resume"]) == 2
-    assert (
-        "RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists (`dlpar run --snapshot"
-        in capsys.readouterr().err
-    )
+    said = "RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists\n"
+    assert capsys.readouterr().err.endswith(said)

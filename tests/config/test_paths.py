@@ -24,7 +24,7 @@ def test_a_name_that_is_taken_is_refused_with_advice(squat, tmp_path):
     if squat == "link":
         elsewhere.mkdir()
     with pytest.raises(
-        PermissionError, match="is not a folder of yours alone; point DLPAR_HOME or .* or remove it"
+        PermissionError, match="is not a folder of yours alone; name another .*, or remove it"
     ):
         private_folder(path)
     assert squat == "link" or not elsewhere.exists()

@@ -40,7 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from dlpar.classroom.grading.box import Box, CannotGrade
-from dlpar.config.paths import open_plain
+from dlpar.config.paths import open_plain, private_folder
 from dlpar.course.release import CLEAR
 from dlpar.jobs.processes import descendants, kill
 
@@ -191,10 +191,9 @@ def handed_in(where: str, student: str, lab: str) -> list[Any]:
             if path.is_symlink() or os.fstat(file.fileno()).st_uid not in _owners(where, student):
                 raise Unreadable("the notebook is a link, or not the student's, yours or root's")
             return list(json.loads(file.read(LARGEST))["cells"])
-    except FileNotFoundError:
-        raise Unreadable("no notebook was handed in") from None
     except OSError as error:
-        raise Unreadable(f"the notebook cannot be opened ({error.strerror})") from None
+        there = [other.name for other in sorted(path.parent.glob("*.ipynb"))][:5] or "no notebook"
+        raise Unreadable(f"{lab}.ipynb cannot be opened ({error.strerror}); there is {there}") from None
     except (ValueError, LookupError, TypeError, RecursionError):
         raise Unreadable(f"the notebook is damaged, or has more than {LARGEST // 1_000_000} MB") from None
 
@@ -251,12 +250,19 @@ class Course:
     folder : Path
         Created if missing.  It holds ``source``, ``release``, ``autograded`` and ``feedback`` in nbgrader's
         format, ``gradebook.db`` and ``grades.csv``.
+
+    Raises
+    ------
+    CannotGrade
+        If the folder holds something else.
+    PermissionError
+        If the folder is not this account's own.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
+        if folder.is_dir() and os.listdir(folder) and not (folder / "source").is_dir():
+            raise CannotGrade(f"--course: got '{folder}', allowed is a course, or an empty or new folder")
+        self.folder = private_folder(folder.resolve())
         course = {"root": str(self.folder), "db_url": f"sqlite:///{self.folder / 'gradebook.db'}"}
         config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
         self.nbgrader = NbGraderAPI(config=config)
@@ -325,8 +331,10 @@ class Course:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
         path, pages = self.folder / "grades.csv", self.folder / "autograded"
-        check = lambda student, lab: part(nbformat.read(pages / student / lab / f"{lab}.ipynb", 4), "check")
-        rows = [(*row, check(*row[:2]).outputs[0].text) for row in sorted(found)]
+        page = lambda student, lab: pages / student / lab / f"{lab}.ipynb"
+        # The page of a student who has left may be gone.
+        said = lambda page: part(nbformat.read(page, 4), "check").outputs[0].text if page.exists() else ""
+        rows = [(*row, said(page(*row[:2]))) for row in sorted(found)]
         pd.DataFrame(rows, columns=["student", "lab", "points", "of", "said"]).to_csv(path, index=False)
         return path
 
@@ -401,6 +409,7 @@ def grade(
         If an answer cannot be judged for a reason outside the answer, or nbgrader fails. Recorded verdicts
         stay.
     """
+    where = os.path.abspath(where)  # nbgrader changes the working directory for a while
     pairs = [(student, lab) for student in students(where) for lab in labs]
     with ThreadPoolExecutor(at_a_time) as pool:
         verdicts = pool.map(lambda pair: judged(where, *pair, labs[pair[1]], box), pairs)

@@ -28,7 +28,7 @@ from typing import Any
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from jupyterhub.utils import fmt_ip_url, wait_for_http_server
 
-from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.config.paths import private_folder, runtime_folder, write_whole
 from dlpar.course.release import is_master, release
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.slots import USUAL, is_kept
@@ -238,10 +238,8 @@ def passwords(folder: Path) -> tuple[str, str]:
     """
     file = private_folder(folder) / "class-passwords"
     if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(f"{secrets.token_urlsafe(9)}\n{secrets.token_urlsafe(24)}\n")
-    students, teachers = file.read_text().split()
-    return students, teachers
+        write_whole(file, f"{secrets.token_urlsafe(9)}\n{secrets.token_urlsafe(24)}\n".encode())
+    return tuple(file.read_text().split())
 
 
 def proxy_command() -> list[str]:

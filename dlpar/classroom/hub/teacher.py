@@ -291,4 +291,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with suppress(KeyboardInterrupt):  # by which JupyterHub ends a service
+        asyncio.run(main())

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 from conftest import eventually
+from nbformat.v4 import new_notebook
 
 from classroom.grading.handed_in import small_master
 from dlpar import cli
@@ -167,9 +169,9 @@ def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
 
 
 def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    small_master(tmp_path)
+    nbformat.write(new_notebook(), small_master(tmp_path).with_name("index.ipynb"))
     (tmp_path / "empty").mkdir()
-    labs = ["--labs", str(tmp_path)]
+    labs, outside = ["--labs", str(tmp_path)], f"{tmp_path}-outside"
     for words, said in (
         (["grade", str(tmp_path / "empty"), "--not-isolated", *labs], "SUBMISSIONS: got"),
         (
@@ -181,9 +183,28 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.C
             ["grade", "x", "--seconds", "0", *labs],
             "--seconds: got 0, allowed is a whole number from 1 to 600",
         ),
-        (["release", str(tmp_path), *labs], "allowed is any but that of the masters"),
-        (["release", str(tmp_path / "inside"), *labs], "allowed is any but that of the masters"),
+        (["release", str(tmp_path), *labs], "FOLDER: got"),
+        (["release", str(tmp_path / "inside"), *labs], "allowed is one outside the masters and the release"),
+        (["release", outside, "--own", str(tmp_path / "inside"), *labs], "--own: got"),
+        (["release", outside, "--own", outside, *labs], "--own: got"),
+        (["release", "", *labs], "got '' after 'release', allowed is non-empty text"),
+        (["grade", outside, "--course", "", *labs], "got '' after '--course', allowed is non-empty text"),
+        (["grade", str(tmp_path), "--not-isolated", *labs], "SUBMISSIONS: got"),
+        (
+            [
+                "grade",
+                f"{tmp_path}/{{student}}",
+                "--not-isolated",
+                "--lab",
+                "index",
+                "--course",
+                outside,
+                *labs,
+            ],
+            "--lab: got 'index', allowed is a lab with an exercise",
+        ),
     ):
         assert cli.main(words) == 2
         complaint = capsys.readouterr().err
-        assert said in complaint and complaint.count("\n") == 1
+        assert said in complaint and complaint.count("\n") == 1 + ("NOT ISOLATED" in complaint)
+    assert not os.path.exists(outside) or not os.listdir(outside)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import nbformat
 import psutil
 import pytest
+from conftest import eventually
 from nbgrader.preprocessors import ClearSolutions
 
 from classroom.grading.handed_in import SMALL, answer_cell, check_cell, hand_in, marks, small_master
@@ -25,6 +26,7 @@ from dlpar.classroom.grading.grade import (
     Course,
     Unreadable,
     exercise,
+    grade,
     handed_in,
     imports_of,
     judged,
@@ -128,10 +130,11 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[s
     hand_in(small, handed / "mallory", FORGES, claim_points)
     account = box_of_this_machine()
     how = ["--not-isolated"] if account is None else ["--account", account]
-    command = [sys.executable, "-m", "dlpar.cli", "grade", handed, "--course", folder / "course", "--labs", masters,
+    command = [sys.executable, "-m", "dlpar.cli", "grade", "handed", "--course", "course", "--labs", "masters",
                "--seconds", "20", *how]  # fmt: skip
     as_by_sudo = os.environ | {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=as_by_sudo)
+    as_by_sudo["PYTHONPATH"] = str(LABS.parent)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=as_by_sudo, cwd=folder)
     assert done.returncode == 0, done.stderr
     with open(folder / "course" / "grades.csv", newline="") as file:
         return folder / "course", {(row["student"], row["lab"]): row for row in csv.DictReader(file)}
@@ -147,6 +150,48 @@ def test_a_damaged_gradebook_is_named_in_a_sentence(tmp_path) -> None:
     (course.folder / "gradebook.db").write_bytes(b"no database" * 100)
     with pytest.raises(CannotGrade, match=r"gradebook.db: nbgrader cannot use it \(file is not a database\)"):
         course.write_grades()
+
+
+@pytest.mark.slow
+def test_notebooks_named_by_a_relative_path_are_found_while_feedback_is_written(tmp_path, lab, monkeypatch):
+    names, seen = ["ada", "bob", "eve"], []
+    for number, name in enumerate(names):
+        hand_in(lab, tmp_path / "handed" / name, f"return {number}")
+    monkeypatch.chdir(tmp_path)
+    course = Course(Path("course"))
+
+    def judge(trial: dict) -> dict:
+        seen.append(trial["answer"])
+        if len(seen) == 2:  # while nbgrader works in its own folder, the third notebook is read
+            eventually(lambda: Path.cwd() == course.folder, 20, "nbgrader has not changed the folder")
+        return {"solved": True, "said": trial["answer"]}
+
+    exercises = course.take([tmp_path / "masters" / lab.name])
+    found = list(grade(course, "handed", exercises, SimpleNamespace(judge=judge), at_a_time=1))
+    assert [(name, verdict["said"]) for name, _, verdict in found] == [
+        (name, f"return {number}") for number, name in enumerate(names)
+    ]
+
+
+def test_a_folder_that_is_no_course_is_refused_and_stays_open_to_others(tmp_path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(
+        CannotGrade, match="--course: got '.*', allowed is a course, or an empty or new folder"
+    ):
+        Course(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.slow
+def test_the_table_keeps_the_points_of_a_student_whose_pages_are_gone(graded, tmp_path) -> None:
+    shutil.copytree(graded[0], tmp_path / "course")
+    course = Course(tmp_path / "course")
+    shutil.rmtree(course.folder / "autograded" / "ada")
+    with open(course.write_grades(), newline="") as file:
+        rows = {(row["student"], row["lab"]): row for row in csv.DictReader(file)}
+    assert float(rows["ada", FIRST]["points"]) == 10 and rows["ada", FIRST]["said"] == ""
+    assert rows["bob", FIRST] == graded[1]["bob", FIRST]
 
 
 @pytest.mark.slow
@@ -183,7 +228,8 @@ def test_one_that_ends_its_process_with_status_0_earns_nothing(graded) -> None:
 def test_a_missing_answer_or_notebook_earns_nothing_and_is_told(graded) -> None:
     assert points(graded, "mallory", FIRST) == (0, 10) and points(graded, "eve", SMALL) == (0, 4)
     assert "no cells of the notebook" in graded[1]["mallory", FIRST]["said"]
-    assert "no notebook was handed in" in graded[1]["eve", SMALL]["said"]
+    eve = f"{SMALL}.ipynb cannot be opened (No such file or directory); there is ['{FIRST}.ipynb']"
+    assert eve in graded[1]["eve", SMALL]["said"]
 
 
 @pytest.mark.slow
@@ -278,7 +324,11 @@ def test_links_and_pipes_are_not_opened(tmp_path: Path, lab: Path) -> None:
     (tmp_path / "ada").mkdir()
     (tmp_path / "ada" / "link.ipynb").symlink_to(lab)
     os.mkfifo(tmp_path / "ada" / "pipe.ipynb")
-    for name, why in (("link", "is a link"), ("pipe", "not a regular file"), ("none", "no notebook")):
+    for name, why in (
+        ("link", "is a link"),
+        ("pipe", "not a regular file"),
+        ("none", r"none.ipynb cannot be opened \(No such.*link.ipynb"),
+    ):
         with pytest.raises(Unreadable, match=why):
             handed_in(str(tmp_path), "ada", name)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.cookiejar
+import os
 import signal
 import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.parse
@@ -20,11 +22,12 @@ from conftest import eventually
 from classroom.hub.classroom import Hub, no_proxy
 from classroom.hub.test_settings import settings
 from dlpar.jobs.processes import kill, wait_gone
+from dlpar.jobs.scratch import lock
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 from traitlets.config import Config
 
-from dlpar.classroom.hub.classroom import classroom, give_out_slots
+from dlpar.classroom.hub.classroom import classroom, free_port, give_out_slots
 
 
 @pytest.mark.parametrize(("slots", "named"), [(0, "/run/dlpar/slots"), (4, "")])
@@ -45,6 +48,21 @@ def test_a_port_that_another_program_uses_is_refused_before_anybody_is_sent_ther
         told = program("hub", "--port", port, "--folder", str(tmp_path))
     assert told.returncode == 1 and "Address already in use" in told.stderr and port in told.stderr
     assert "password" not in told.stdout
+
+
+@pytest.mark.skipif(bool(no_proxy()), reason=no_proxy())
+def test_a_second_hub_in_the_folder_of_a_running_one_is_refused(tmp_path):
+    held = lock(tmp_path / "lock")
+    os.set_inheritable(held, True)  # as after the hub has become JupyterHub
+    keeper = subprocess.Popen(["sleep", "600"], close_fds=False)
+    os.close(held)
+    try:
+        told = program("hub", "--port", str(free_port()), "--folder", str(tmp_path))
+    finally:
+        keeper.kill()
+        keeper.wait(10)
+    assert told.returncode == 2 and "password" not in told.stdout
+    assert f"--folder: got '{tmp_path}', allowed is a folder in which no other hub runs" in told.stderr
 
 
 @pytest.mark.slow
