@@ -95,9 +95,7 @@ def private_folder(path: Path) -> Path:
     is_shared = found.st_mode & 0o002 or (found.st_mode & 0o077 and path.parent == path.parent.parent)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or is_shared:
         what = "is not a folder of yours alone" if found.st_uid == os.getuid() else "belongs to somebody else"
-        mend = (
-            "name another (DLPAR_HOME and DLPAR_RUNTIME name the usual ones), or remove it if it is a mistake"
-        )
+        mend = "name another (DLPAR_HOME, DLPAR_RUNTIME name the usual ones), or remove it if it is a mistake"
         raise PermissionError(f"{path}: {what}; {mend}")
     path.chmod(0o700)
     return path
