@@ -482,7 +482,7 @@ def fill(into: torch.Tensor, payload: torch.Tensor, nbytes: int) -> None:
     """Copy the first bytes of a payload to a tensor. The tensor keeps its other values."""
     into = into.detach()
     if nbytes < into.nbytes or (payload.dtype, payload.shape) != (into.dtype, into.shape):
-        whole = into.contiguous()
+        whole = into.resolve_conj().resolve_neg().contiguous()
         room, raw = (t.contiguous().view(-1).view(torch.uint8)[:nbytes] for t in (whole, payload))
         room.copy_(raw, non_blocking=True)
         payload = whole

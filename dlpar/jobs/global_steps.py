@@ -33,7 +33,7 @@ class GlobalStep(NamedTuple):
 
 
 WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None, int]
-"""Position in the order of parts, order of reading (for equal positions), rank, time of the end, loss,
+"""Position in the order of parts, rank and order of reading (for equal positions), time of the end, loss,
 samples, bytes, sketch, and worker-steps in its global step.  The record is not kept, because its spans would
 fill the memory."""
 
@@ -100,7 +100,7 @@ class GlobalSteps:
             place, waiting = rank, self._open[record["step"]]
         sent, sketch = record.get("bytes"), record.get("sketch")
         of = record.get("of", self.workers)  # fewer if workers have died
-        waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch, of))
+        waiting.append((place, rank, self._taken, ended, loss, samples, sent, sketch, of))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
         """Return, in order, the global steps completed since the last call.
@@ -155,7 +155,7 @@ class GlobalSteps:
         self.bytes += sent
         loss = weighted / batch if batch else self.last.loss if self.last else math.nan
         self._sums.append((self.samples, self.bytes))
-        newest = {rank: sketch for _, _, rank, *_, sketch, _ in parts if sketch}
+        newest = {rank: sketch for _, rank, *_, sketch, _ in parts if sketch}
         self._sketches = self._sketches | newest if self.runs_free else newest  # without a dead worker's
         sketches = {} if self.runs_free and len(self._sketches) < self.workers else self._sketches
         self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, self.attempt, sketches)

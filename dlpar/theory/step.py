@@ -308,17 +308,18 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
 
 def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:
     """Predict a step in which one progress thread sends the buckets one after the other."""
-    experiment, worker = costs.experiment, costs.work.index(max(costs.work))
+    # A delay follows the pass, so the buckets wait for the worker with the longest pass.
+    experiment, passes = costs.experiment, [costs.overhead(w) + s for w, s in enumerate(costs.training)]
+    worker = passes.index(max(passes))
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
     begins, training = costs.overhead(worker), costs.training[worker]
-    delay = costs.work[worker] - begins - training
     # The backward pass of the last micro-batch finishes the gradient. No micro-batch has fewer samples.
     samples = experiment.local_batch(worker)
     last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
     ready = [begins + training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
     computed, sent = overlapped(ready, taking, begins + training, costs.platform.overlap)
-    update = costs.seconds(2 * costs.model.parameters)
-    return costs.prediction(max(computed + delay, sent) + update, update, kind)
+    slowed, update = computed - max(passes), costs.seconds(2 * costs.model.parameters)
+    return costs.prediction(max(max(costs.work) + slowed, sent) + update, update, kind)
 
 
 def _driver(costs: Costs) -> PredictedStep | None:

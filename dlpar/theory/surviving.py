@@ -83,7 +83,8 @@ def goodput(interval: float, snapshot: float, mtbf: float, recovery: float = 0.0
         From 0 to 1.
     """
     _positive(interval=interval, mtbf=mtbf)
-    return interval / mtbf * math.exp(-recovery / mtbf) / math.expm1((interval + snapshot) / mtbf)
+    failures = (interval + snapshot) / mtbf  # both exponentials are at most 1, so that neither overflows
+    return interval / mtbf * math.exp(-recovery / mtbf - failures) / -math.expm1(-failures)
 
 
 def mtbf_of(nodes: float, failures: float) -> float:

@@ -182,6 +182,7 @@ class MPIComm(Comm):
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
+        tensor = tensor.resolve_conj().resolve_neg()  # a view may defer both
         note = self.ipc.lend(tensor, self.among_all[dest]) if self.ipc else None
         if note is None and not tensor.is_cpu:
             return self._send_staged(tensor, dest, tag)
@@ -266,10 +267,12 @@ class MPIComm(Comm):
         put_back(whole.split([len(chunk) for chunk in chunks]), chunks)
 
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        check_peer(self, root, "root")
         meet(self.mpi)
         return self.mpi.gather(thing, root)
 
     def broadcast(self, thing: Any, root: int = 0) -> Any:
+        check_peer(self, root, "root")
         meet(self.mpi)
         return self.mpi.bcast(thing, root)
 
@@ -488,7 +491,7 @@ def meet(mpi: MPI.Intracomm) -> None:
 def staged(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values, contiguous in host memory. If possible, do not copy them."""
     if tensor.is_cpu:
-        return tensor.contiguous()
+        return tensor.resolve_conj().resolve_neg().contiguous()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor.detach())
 
 
@@ -511,7 +514,7 @@ def put_back(pieces: Sequence[torch.Tensor], chunks: Sequence[torch.Tensor]) -> 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
     """Return the host tensor that receives a message. It is `into` itself if MPI can write to `into`."""
-    if into.is_cpu and into.is_contiguous():
+    if into.is_cpu and into.is_contiguous() and not (into.is_conj() or into.is_neg()):
         return into
     return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
 

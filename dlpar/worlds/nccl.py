@@ -113,10 +113,9 @@ class DistributedComm(MPIComm):
             self.launched.set()
             return True
         if ANY in (peer, tag):
-            missing = "source" if peer == ANY else "tag"
             raise ValueError(
-                f"recv: got {missing} ANY, allowed on {self.world.carrier} is a named source with tag 0, for a "
-                f"message without a tag, or a tag above 0"
+                f"recv: got {'source' if peer == ANY else 'tag'} ANY, allowed on {self.world.carrier} is a named "
+                f"source with tag 0, for a message without a tag, or a tag above 0"
             )
         return False
 
@@ -199,7 +198,7 @@ class _UnderWay:
 
     def __init__(self, comm: DistributedComm, call: Any, tensor: torch.Tensor, peer: int) -> None:
         self._comm, self._call, self._tensor, self._peer = comm, call, tensor, peer
-        self._wire = tensor.detach().contiguous()
+        self._wire = tensor.detach().resolve_conj().resolve_neg().contiguous()
         with comm.together() as self._batch:
             self._batch.append(dist.P2POp(call, _bytes_of(self._wire), group=comm.group, group_peer=peer))
 

@@ -88,6 +88,17 @@ def test_the_order_of_reading_changes_nothing():
         assert found[0] == found[1] == found[2] and [done.step for done in found[0]] == list(range(5))
 
 
+def test_free_workers_that_end_at_one_time_are_in_the_order_of_their_ranks():
+    losses = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        steps = GlobalSteps(2, runs_free=True)
+        for rank in order:
+            steps.add(rank, step(0, loss=float(rank), t=1.0))
+        steps.add(0, step(1, loss=5.0, t=2.0))
+        losses.append([done.loss for done in steps.ready(ended=True)])
+    assert losses == [[0.5, 3.5]] * 3
+
+
 def test_steps_that_an_attempt_lost_are_done_again_by_the_next_and_count_once():
     steps = GlobalSteps(1)
     for attempt, first, last in ((0, 0, 5), (1, 3, 4), (2, 2, 6)):  # read all at once, as of a run of today

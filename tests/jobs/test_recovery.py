@@ -134,8 +134,18 @@ def test_softsync_asks_for_no_more_pushes_than_workers_are_left():
 def test_push_sum_on_a_directed_ring_ends_with_its_reason():
     sync = {"scheme": "gossip", "exchange": "push_sum"}
     job = dlpar.launch(dying({1: 0.5}, sync=sync, cluster={"world": "simulated"}))
-    with pytest.raises(dlpar.JobFailed, match="without the dead rank, no path leads back over some edge"):
+    with pytest.raises(
+        dlpar.JobFailed, match="without the dead rank, no path leads back over some edge"
+    ) as told:
         job.wait(60)
+    assert "Traceback" not in str(told.value)
+
+
+@pytest.mark.slow
+def test_a_simulated_death_that_ends_the_job_is_told_in_a_sentence():
+    with pytest.raises(dlpar.JobFailed, match="rank 1 died on request after 20 steps") as told:
+        dlpar.launch(dying({1: 0.5}, "end", cluster={"world": "simulated"})).wait(60)
+    assert "Traceback" not in str(told.value)
 
 
 @pytest.mark.slow

@@ -177,6 +177,14 @@ def test_buckets_behind_the_backward_pass_of_vgg_are_exact(overlap, speed, bucke
     assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
 
 
+@pytest.mark.parametrize("straggler", ({}, {0: 2.2}, {1: 1.3}, {1: 2.2}, {1: 5.0}))
+def test_buckets_wait_for_the_longest_pass_and_the_step_for_the_longest_delay(straggler):
+    sync = {"scheme": "ring", "overlap": True, "bucket_mb": 25.0}
+    delays = {"kind": "constant", "straggler": straggler}
+    mine = experiment(2, sync, {"stand_in_for": "resnet101"}, batch=3, delays=delays)
+    assert predict(mine).seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
 def test_the_overhead_of_a_step_comes_before_what_communication_hides_behind(ours):
     device = {"device": {"name": "d", "flops": 1e12, "overhead": 0.01}}
     mine = ours(4, {"scheme": "ring", "overlap": True}, device)

@@ -49,6 +49,10 @@ def test_the_exact_form_is_the_mean_of_many_draws(interval, snapshot, recovery):
     assert goodput(interval, snapshot, M, recovery) == pytest.approx(ours, abs=0.003)
 
 
+def test_a_job_that_fails_long_before_its_snapshot_gets_nowhere():
+    assert 0 <= goodput(3600, 60, 5) < 1e-300 and goodput(36_000, 60, 40, 1e6) == 0
+
+
 @pytest.mark.parametrize("share", (1e-4, 1e-3, 0.01, 0.1, 0.5, 3.0))
 def test_the_best_interval_is_a_maximum_and_the_other_two_come_close_where_a_snapshot_is_short(share):
     cost, best = share * M, best_interval(share * M, M)

@@ -62,6 +62,41 @@ def test_every_dtype_layout_and_size_arrives(carrier):
     assert dlpar.spmd(exchange, carrier, DTYPES, workers=3) == [[], [], []]
 
 
+@pytest.mark.parametrize("world", ["real", "paced", "simulated"])
+def test_views_that_defer_a_conjugation_or_a_sign_arrive_as_numbers(world):
+    def exchange(comm):
+        other, one, three = 1 - comm.rank, torch.tensor([1 + 2j]).conj(), torch.tensor([3 + 4j])
+        got, room = torch.zeros(1, dtype=torch.complex64), torch.zeros(2, dtype=torch.complex64).conj()
+        comm.sendrecv(one, other, got, other)
+        comm.sendrecv(three, other, room, other)
+        spectrum, summed, signed = torch.tensor([5 + 6j]).conj(), one.clone().conj(), one.imag.clone()
+        comm.broadcast_tensor(spectrum)
+        comm.allreduce(summed)
+        signed = torch._neg_view(signed)
+        comm.allreduce(signed)
+        return [each.tolist() for each in (got, room, spectrum, summed, signed)]
+
+    expected = [[1 - 2j], [3 + 4j, 0j], [5 - 6j], [2 + 4j], [4.0]]
+    assert dlpar.spmd(exchange, workers=2, world=world) == [expected] * 2
+
+
+@pytest.mark.parametrize("world", ["real", "paced", "simulated"])
+def test_an_arrival_is_read_by_name_and_by_place(world):
+    def exchange(comm):
+        arrival = comm.sendrecv(torch.ones(3), 1 - comm.rank, torch.zeros(3), 1 - comm.rank, tag=4)
+        source, tag, nbytes = arrival
+        return (source, tag, nbytes) == (arrival[0], arrival[1], arrival[-1]) == (arrival.source, 4, 12)
+
+    assert dlpar.spmd(exchange, workers=2, world=world) == [True, True]
+
+
+@pytest.mark.parametrize("world", ["real", "simulated"])
+@pytest.mark.parametrize("call", ["gather", "broadcast"])
+def test_a_root_that_is_no_rank_is_refused_by_name(call, world):
+    with pytest.raises(dlpar.JobFailed, match="root: got 5, allowed is a rank from 0 to 1"):
+        dlpar.spmd(lambda comm, call: getattr(comm, call)(1, 5), call, workers=2, world=world)
+
+
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_any_source_takes_whoever_comes(carrier):
     def funnel(_, carrier):

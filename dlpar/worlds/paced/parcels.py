@@ -64,7 +64,7 @@ class Parcels:
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
         """Start sending a copy. The rank may change its tensor as soon as its clock allows."""
-        tensor = tensor.contiguous()  # a name keeps its memory during the copy
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()  # a name keeps its memory during the copy
         copy = bytearray(memory_of(tensor))  # quicker than a tensor's copy
         sent = [copy, MPI.BYTE] if len(copy) < PIECE else whole(torch.frombuffer(copy, dtype=torch.uint8))
         with despite_deaths():

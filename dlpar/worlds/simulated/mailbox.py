@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -50,8 +49,8 @@ class Message:
 
     # A separate Arrival for each message would cost more than all other work of a receive.
 
-    def __iter__(self) -> Iterator[int]:
-        return iter((self.source, self.tag, self.nbytes))
+    def __getitem__(self, which: int) -> int:
+        return (self.source, self.tag, self.nbytes)[which]
 
     def __eq__(self, other: object) -> bool:
         return tuple(self) == tuple(other) if isinstance(other, (tuple, Message)) else NotImplemented
