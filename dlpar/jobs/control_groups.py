@@ -75,9 +75,8 @@ class ControlGroups:
             name = "" if kind == "cgroup2" else controller
             if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
                 # Inside a container the hierarchy is mounted from the container's own group down.
-                inside = self._paths.get(name, "/").removeprefix(mounted)
                 top = self.root / mount.lstrip("/")
-                here = top / inside.lstrip("/")
+                here = top / self._paths.get(name, "/").removeprefix(mounted).lstrip("/")
                 found += [folder for folder in (here, *here.parents) if folder.is_relative_to(top)]
         return found
 

@@ -125,12 +125,18 @@ class GlobalSteps:
         return before + [self._combine(step, sorted(self._open.pop(step))) for step in complete]
 
     def _any_n(self, until: float) -> list[GlobalStep]:
-        """Combine every N worker-steps that ended by a given time, in the order of their ends."""
+        """Combine every N worker-steps that ended by a given time, in the order of their ends.
+
+        N falls at a death. A global step of both Ns is complete with enough worker-steps of the smaller N.
+        """
         self._early.sort()
         in_order, first, found = bisect_right(self._early, (until, math.inf)), 0, []
-        while first < in_order and (end := first + self._early[first][-1]) <= in_order:
-            found.append(self._combine(self.done, self._early[first:end]))
-            first = end
+        fewest, members = math.inf, 0
+        for end, (*_, of) in enumerate(self._early[:in_order], start=1):
+            fewest, members = (of, 1) if of < fewest else (fewest, members + (of == fewest))
+            if members == fewest:
+                found.append(self._combine(self.done, self._early[first:end]))
+                first, fewest, members = end, math.inf, 0
         del self._early[:first]
         return found
 

@@ -186,9 +186,8 @@ class Recorder(comm.Recorder):
 
     def _queued(self, step: int, facts: dict[str, Any]) -> Done:
         """Return a step, or a test after it, whose work a GPU may not have finished."""
-        spans, waited = self._taken()
-        waits = self.traffic.waits_of_device()
-        return Done(step, facts, spans, waited, waits, self.moment(), *self._device.zero)
+        waits, moment = self.traffic.waits_of_device(), self.moment()
+        return Done(step, facts, *self._taken(), waits, moment, *self._device.zero)
 
     def _write_done(self, but: int = 0) -> None:
         """Write all steps of a GPU `but` the latest, as soon as the GPU has finished them."""

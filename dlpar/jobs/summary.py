@@ -176,6 +176,5 @@ def distribution(counts: Counter[int]) -> dict[str, float | int | None]:
     if not total:
         return {"mean": None, "p99": None, "max": None}
     values = sorted(counts)
-    up_to = accumulate(counts[value] for value in values)
-    p99 = next(value for value, seen in zip(values, up_to) if seen >= 0.99 * total)
+    p99 = next(v for v, up_to in zip(values, accumulate(map(counts.get, values))) if up_to >= 0.99 * total)
     return {"mean": sum(v * n for v, n in counts.items()) / total, "p99": p99, "max": values[-1]}

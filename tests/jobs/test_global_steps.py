@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from dlpar.jobs.global_steps import GlobalSteps, kept
 
 
-def step(number, loss=1.0, t=None, samples=64):
+def step(number, loss=1.0, t=None, samples=64, **more):
     ended = number + 1.0 if t is None else t
-    return {"step": number, "t": ended, "loss": loss, "samples": samples, "bytes": 1000}
+    return {"step": number, "t": ended, "loss": loss, "samples": samples, "bytes": 1000, **more}
 
 
 def test_global_step_weighs_ranks_by_their_samples():
@@ -97,6 +99,18 @@ def test_free_workers_that_end_at_one_time_are_in_the_order_of_their_ranks():
         steps.add(0, step(1, loss=5.0, t=2.0))
         losses.append([done.loss for done in steps.ready(ended=True)])
     assert losses == [[0.5, 3.5]] * 3
+
+
+@pytest.mark.parametrize("done_before_the_death", range(9))
+def test_a_death_neither_adds_a_global_step_of_free_workers_nor_loses_one(done_before_the_death):
+    steps, asked = GlobalSteps(4, runs_free=True), 10
+    left = 3 * (asked - done_before_the_death // 4)
+    parts = [4] * done_before_the_death + [3] * left
+    for time, of in enumerate(parts):
+        steps.add(time % 3, step(time, t=float(time), of=of))
+        steps.ready()
+    steps.ready(ended=True)
+    assert steps.done == asked and steps.samples == 64 * len(parts)
 
 
 def test_steps_that_an_attempt_lost_are_done_again_by_the_next_and_count_once():
