@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         plugins = os.environ.get("DLPAR_PLUGINS", "")
         if not any(f"{plugin.strip()}.".startswith(f"{error.name}.") for plugin in plugins.split(",")):
-            raise
+            return _end(FAILED, f"{name}: {error}; `pip install 'dlpar[lab]'` installs what labs need")
         allowed = "modules that Python finds, with commas between them"
         return _end(BAD_REQUEST, f"{name}: DLPAR_PLUGINS: got {plugins!r}, allowed are {allowed}: {error}")
     except OSError as error:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import tomllib
 from importlib import import_module
@@ -140,6 +141,14 @@ def test_a_plug_in_that_python_does_not_find_is_refused_in_one_sentence(modules,
     said = capsys.readouterr().err
     assert f"DLPAR_PLUGINS: got '{modules}', allowed are modules that Python finds" in said
     assert said.count("\n") == 1
+
+
+def test_a_command_that_needs_the_labs_says_so_without_them():
+    without = "import sys; sys.modules['anywidget'] = None; from dlpar.cli import main; sys.exit(main(['rehearse']))"
+    told = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 1 and told.stderr.count("\n") == 1
+    assert "dlpar rehearse: " in told.stderr and "anywidget" in told.stderr
+    assert "`pip install 'dlpar[lab]'` installs what labs need" in told.stderr
 
 
 def test_ctrl_c_before_a_job_has_started_is_told(capsys, monkeypatch):
