@@ -40,8 +40,8 @@ PACKAGE = str(Path(__file__).parents[1])
 SENDS_WAIT = f"{PACKAGE}/systems/platforms/sends-wait.toml"
 """Platform of simulated ranks. No send returns before its receive, so no answer can rely on a buffer."""
 
-LENGTHS = (1, 4, 7)
-"""Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
+LENGTHS = (1, 4, 7, 2000, 3000, 4000)
+"""Tensor lengths on which :func:`check_on_ranks` tries an exercise. Real ranks read long ones while they are sent."""
 
 Answer = Callable[..., Any] | None
 """A student's function, or None, ``...`` or a ``NotImplementedError`` if it is not written yet."""
