@@ -103,11 +103,16 @@ def convergence(curve: Curve, stride: int = 1) -> str:
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 
 
-def compared(unit: str, values: Mapping[str, float]) -> str:
-    """List the runs' values and ratios to the first: ``4 workers: 1,200 samples per second, 1.7 times …``."""
+def compared(unit: str, values: Mapping[str, float], worlds: Iterable[str]) -> str:
+    """List the runs' values and ratios to the first: ``4 workers: 1,200 samples per second, 1.7 times …``.
+
+    There are no ratios of a real machine's values to a platform's.
+    """
+    alike = len({world == "real" for world in worlds}) == 1
     (base, least), *others = values.items()
     each = [f"{base}: {quantity(least)} {unit}"]
-    each += [f"{name}: {quantity(value)}, {quantity(value / least)} times as many" for name, value in others]
+    ratio = lambda value: f", {quantity(value / least)} times as many" * alike
+    each += [f"{name}: {quantity(value)}{ratio(value)}" for name, value in others]
     return f"{'; '.join(each)}.".replace(", 1 times as many", ", as many")
 
 
@@ -204,8 +209,8 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
 def consensus(found: Distance, warning: str) -> str:
     """Describe the change in the distance between replicas, and the effect of mixing alone if known."""
     (first, before), (last, after) = found.first, found.last
-    text = f"From step {first:,} to step {last:,} the consensus distance went "
-    text += f"from {quantity(before)} to {quantity(after)}"
+    went = f"the consensus distance went from {quantity(before)} to {quantity(after)}"
+    text = f"From step {first:,} to step {last:,} {went}" if found.largest else "All replicas stay equal"
     if found.largest > max(before, after):
         text += f", {quantity(found.largest)} at most"
     if found.factor is not None:
@@ -221,8 +226,7 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
     parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     idle = 1 - sum(shares.values())
     parts += [f"{idle:.0%} between phases"] if idle >= 0.02 else []
-    waited = shares.get("wait", 0) >= 0.005
-    note = "; only the duration of waiting is recorded, not its start" if waited else ""
+    note = "; only the duration of waiting is recorded, not its start" * (shares.get("wait", 0) >= 0.005)
     whose = "The rank spent" if ranks == 1 else f"On average the {ranks} ranks spent"
     return f"{whose} {listed(parts) or 'nothing'} in this window of {duration(seconds)}{note}."
 

@@ -19,7 +19,7 @@ from dlpar.worlds.platforms.lookup import USUAL
 
 ONLY_MEANT = {
     "split.redundancy", "split.async_allreduce", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
-    "cluster.messages", "cluster.device", "cluster.carrier", "cluster.graphs", "cluster.hostfile",
+    "cluster.messages", "cluster.device", "cluster.carrier", "cluster.graphs", "cluster.hostfile", "cluster.platform",
 }  # fmt: skip
 """Fields that must be unset if they have no effect with other values. Hidden ones count as unset."""
 

@@ -17,7 +17,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, Runs, finished
+from dlpar.lab.figure import Figure, Names, Runs, finished, require
 from dlpar.lab.labels import labels, with_world
 from dlpar.lab.theme import Look
 from dlpar.lab.watch import in_order
@@ -451,9 +451,10 @@ def drawn(plot: Plot, runs: Runs, names: Names = None) -> Figure:
     Raises
     ------
     ValueError
-        If a run has no finished step, or the numbers of names and runs differ.
+        If a run has no finished step, the numbers of names and runs differ, or the figure fits no run.
     """
     runs = finished(runs, names)
+    require(any(plot.fits(run.experiment) for run in runs), f"runs: got none that {plot.title!r} can show")
     board = Board([plot])
     for run, look in zip(runs, shown([run.experiment for run in runs], [run.id for run in runs], names)):
         board.begin(look)

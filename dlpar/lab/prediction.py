@@ -115,7 +115,7 @@ class Prediction(Page):
             case {"value": value} if self.choices:
                 answer = answer._replace(value=value if value in self.choices else None, unsure=value is None)
             case {"value": typed}:
-                self._typed = str(typed)
+                self._typed = str(typed).strip().removesuffix(self.unit)
                 answer = answer._replace(value=None if answer.unsure else self._number())
         _answers[self.key] = answer
         self._say()
@@ -181,7 +181,7 @@ class Reveal:
         """Draw a number line from 0 with the prediction (dashed) and the result (solid or faint)."""
         if not isinstance(self.answer.value, float) or isinstance(self.found, str):
             return ""
-        values = {"predicted": self.answer.value, self.how: float(self.found)}
+        values = {"you said": self.answer.value, self.how: float(self.found)}
         low, high = min(0.0, *values.values()), max(0.0, *values.values())
 
         def at(value: float) -> float:
@@ -189,7 +189,7 @@ class Reveal:
 
         marks = ""
         for y, (name, value) in zip((16, 38), values.items()):
-            dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "predicted" else ("", "#0072B2")
+            dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "you said" else ("", "#0072B2")
             look = f'stroke-width="8" stroke-opacity="{FAINT}"' if name == "simulated" else 'stroke-width="4"'
             said, x = f"{name} {quantity(value)}", at(value)
             marks += (

@@ -252,6 +252,7 @@ def test_what_another_world_does_not_know_is_as_if_unset_there(controls):
     controls.set("cluster.world", "simulated")
     controls.set("cluster.messages", "sizes")
     controls.set("cluster.stand_in_for", "vgg16")
+    controls.set("cluster.platform", "cpu-1gbe")
     controls.set("cluster.world", "real")
     assert controls.experiment() == Experiment()
     controls.set("cluster.world", "simulated")

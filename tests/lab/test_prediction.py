@@ -43,6 +43,7 @@ def test_number_is_compared_with_the_measurement():
     assert revealed.sentence == "You predicted 4 times; measured: 2 times: 2 times too high."
     shown = revealed._repr_html_()
     assert "four of them" in shown and "stroke-dasharray" in shown
+    assert all(each in asked.reveal(2.0, "predicted")._repr_html_() for each in ("you said 4", "predicted 2"))
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,12 @@ def test_number_is_compared_with_the_measurement():
         ("1,5", 1.5),
         ("0,125", 0.125),
         ("2.5", 2.5),
+        ("50 %", 50),
+        ("50%", 50),
     ],
 )
 def test_commas_are_read_as_a_lab_prints_them_and_else_as_decimal_points(typed, taken):
-    asked = predict("speed", "How fast?")
+    asked = predict("speed", "How fast?", unit="%")
     Reader(asked).do(value=typed)
     assert asked.value == taken
 

@@ -232,8 +232,7 @@ def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | No
         text += f"; {captions.mixing(factor, experiment, 'their distance')}"
     if apart is not None:
         most = int(np.argmax(apart))
-        far = captions.quantity(float(apart[most]))
-        text += f"; at the end worker {most} is farthest from the mean ({far})"
+        text += f"; at the end worker {most} is farthest from the mean ({captions.quantity(apart[most])})"
     return " ".join(filter(None, (f"{text}.", disagreement(experiment))))
 
 

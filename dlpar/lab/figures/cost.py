@@ -264,8 +264,7 @@ def _ends(here: dict[CollectiveTime, tuple[float, float]], over: str, several: b
     Of equally long lines, the most trusted source counts.
     """
     places = {how: [place for t, (place, _) in here.items() if t.how == how] for how in theme.ORDER}
-    known = [how for how in theme.ORDER if places[how]]
-    how = max(known, key=lambda how: max(places[how]) / min(places[how]))
+    how = max(filter(places.get, theme.ORDER), key=lambda how: max(places[how]) / min(places[how]))
     parts = []
     for place in dict.fromkeys((min(places[how]), max(places[how]))):
         where = captions.nbytes(place) if over == "bytes" else f"{place} ranks"

@@ -99,24 +99,24 @@ def typical(experiment: Experiment, by_step: dict[int, list[Bar]]) -> range:
 
 def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar]:
     """Return the schedule's bars for equal stages. They start with the first measured pass."""
-    cut, stages = experiment.split, stages_of(experiment)
+    cut, stages, total = experiment.split, stages_of(experiment), experiment.steps
     chunks = cut.chunks if cut.schedule == "interleaved" else 1
     durations = pd.DataFrame(passes(measured)).assign(seconds=lambda bars: bars["end"] - bars["start"])
     # The median of each rank, so that one delayed pass does not affect all.
     means = durations.groupby(["kind", "stage"])["seconds"].median().groupby("kind").mean()
     times = {name: chunks * float(means.get(name, 0.0)) for name in PASSES}
     times["backward"] += times["weight"]
-    later = 0
+    lag = 0
     if has_flush(experiment):
         bars = ideal_bars(cut.schedule, stages, cut.microbatches, chunks, **times)
     else:  # a part of the list in which the pipeline stays equally full
         first = min(steps.start, 2 * stages)
-        bars = ideal_bars(cut.schedule, stages, first + len(steps) + stages, **times)
+        lag = steps.start - first
+        bars = ideal_bars(cut.schedule, stages, min(first + len(steps) + stages, total - lag), **times)
         bars = [bar for bar in bars if 0 <= _step_of(bar, stages) - first < len(steps)]
-        later = steps.start - first
     begins = window(passes(measured))[0] - window(bars)[0]
     return [
-        Bar(rank, KINDS[bar.kind], bar.micro + later, bar.chunk, begins + bar.start, begins + bar.end)
+        Bar(rank, KINDS[bar.kind], bar.micro + lag, bar.chunk, begins + bar.start, begins + bar.end)
         for rank in range(theme.workers(experiment))
         for bar in bars
         if bar.stage == stage_of(experiment, rank)
@@ -188,7 +188,7 @@ def pipeline(run: Run) -> Figure:
     """
     experiment, cut = run.experiment, run.experiment.split
     fine = cut.kind in ("pipeline", "hybrid") and stages_of(experiment) > 1
-    require(fine, f"run {run.id}: got split {cut}, allowed is pipeline or hybrid, of two or more stages")
+    require(fine, f"run {run.id}: got split {cut}, allowed are two or more stages of a pipeline or hybrid")
     by_step = spans(run)
     require(len(by_step) > 0, f"run {run.id}: no spans of passes were recorded, so there is no timeline")
     steps = typical(experiment, by_step)
@@ -214,9 +214,8 @@ def pipeline(run: Run) -> Figure:
         _add(figure, [*idle(experiment, bars), *bars], yaxis)
     heads = ("picture", "rank", "phase", "micro-batch", "chunk", "start (ms)", "duration (ms)")
     rows = [(way, *bar[:5], bar.end - bar.start) for way, bars in pictures.items() for bar in bars]
-    facts = dict(zip(("run", "ideal"), bubbles))
     sentence = _sentence(experiment, steps.start, pictures, bubbles)
-    return captioned(figure, sentence, (heads, rows), bubble=facts)
+    return captioned(figure, sentence, (heads, rows), bubble=dict(zip(("run", "ideal"), bubbles)))
 
 
 def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:

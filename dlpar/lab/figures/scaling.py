@@ -15,7 +15,7 @@ from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import check_machine
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, blank, captioned, finished, require
+from dlpar.lab.figure import Figure, Names, blank, captioned, finished, listed, require
 from dlpar.lab.labels import labels, scheme
 from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.scaling import crossings, gains, task
@@ -196,6 +196,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
         Predicted speed-up by the number of workers, drawn as a dashed line.
     """
     rates: dict[int, list[float]] = defaultdict(list)
+    require(len({run.world for run in listed(runs)}) == 1, "runs: got several worlds, allowed is one")
     for run in finished(runs):
         rates[run.experiment.workers].append(run.summary["samples_per_s"])
     got = f"got runs of {captions.listed(map(str, rates))} workers only"

@@ -160,7 +160,7 @@ class Throughput(Plot):
             return self.say(captions.throughput(total.mean, rates, front, self.predicted, self.kind))
         means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
         said = f" You said {asked:g} {self.asked.unit}." if isinstance(asked := self._said(), float) else ""
-        return self.set_caption(captions.compared("samples a second", means) + said)
+        return self.set_caption(captions.compared("samples a second", means, self.worlds()) + said)
 
     def _make_room(self, height: float, ended: bool = False) -> None:
         self.grow("yaxis", 1.03 * height, ended)  # with room for the marks of the highest points
@@ -237,7 +237,7 @@ class Waiting(Plot):
         *earlier, front = self.runs.values()
         names = [rank_name(front.experiment, rank) for rank in self.ranks]
         names += [f"{run.name}, a worker" for run in earlier]
-        title = theme.on_clock("time of a rank (s)", front.experiment.cluster.world)
+        title = theme.on_clock("time of a rank (s)", *self.worlds())
         sent = theme.axis("sent by a rank (MB)", (0, most_mb), domain=[0.66, 1], anchor="y")
         axes = {"xaxis": theme.axis(title, (0, most_seconds), domain=[0, 0.6]), "xaxis2": sent}
         rows, height = theme.rows(names, automargin=True), max(260, 34 * len(names) + 140)

@@ -6,6 +6,7 @@ from simulations import trained
 
 from dlpar import lab
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import launch
 from dlpar.lab import figures
 from dlpar.lab.figures.consensus import Consensus
 from dlpar.lab.plot import drawn
@@ -51,6 +52,12 @@ def test_runs_that_are_compared_have_a_line_and_a_sentence_each():
     assert len(set(lines.values())) == 2
     for name in lines:
         assert f"{name}: From step 0 to step 19 the consensus distance went from" in figures.caption(figure)
+
+
+def test_replicas_that_never_differ_are_said_to_be_equal():
+    complete = {"scheme": "gossip", "topology": "complete"}
+    run = launch(Experiment(workers=4, steps=5, sync=complete, cluster="simulated")).wait(60)
+    assert figures.caption(drawn(Consensus(), run)).startswith("All replicas stay equal; mixing alone")
 
 
 def test_the_spectral_gap_stands_beside_the_distance_where_the_graph_is_fixed(every_figure):

@@ -148,6 +148,9 @@ def test_speed_up_of_runs_is_that_of_their_summaries_beside_a_prediction():
     assert figures.caption(figure).startswith("Measured: 4 workers are ")
     with pytest.raises(ValueError, match="runs: got runs of 2 workers only"):
         figures.speedup([runs[1]])
+    simulated = finished(workers=2, steps=20, cluster={"world": "simulated"})
+    with pytest.raises(ValueError, match="runs: got several worlds, allowed is one"):
+        figures.speedup([runs[0], simulated])
 
 
 def test_one_number_of_workers_makes_no_curve():

@@ -36,6 +36,8 @@ def test_the_predicted_mean_is_drawn_only_where_theory_gives_one(runs, every_fig
 def test_lead_says_whether_the_bound_held(runs, every_figure):
     assert figures.caption(every_figure["lead"]).endswith("never above s = 3: yes.")
     assert figures.caption(lab.lead(runs["asp"])).endswith("nothing bounds it.")
+    with pytest.raises(ValueError, match="runs: got none that 'Lead' can show"):
+        lab.lead(runs["ring"])
     assert "NO, the bound was broken" in captions.lead([1, 4], 3)
 
 

@@ -96,9 +96,16 @@ def test_the_axis_of_runs_that_are_compared_ends_with_the_longest():
 
 
 def test_equal_speeds_are_not_one_times_as_many():
-    assert captions.compared("samples a second", {"a": 8.0, "b": 8.0, "c": 8.8}) == (
+    rates = {"a": 8.0, "b": 8.0, "c": 8.8}
+    assert captions.compared("samples a second", rates, ["paced", "simulated"]) == (
         "a: 8 samples a second; b: 8, as many; c: 8.8, 1.1 times as many."
     )
+
+
+def test_rates_of_a_real_machine_and_of_a_platform_have_no_ratio_and_waits_name_both_clocks():
+    runs = [finished(workers=4, steps=10, cluster={"world": world}) for world in ("real", "simulated")]
+    assert "times as many" not in figures.caption(figures.throughput(runs))
+    assert figures.waiting(runs).layout.xaxis.title.text == "time of a rank, wall and virtual clock (s)"
 
 
 def test_a_students_prediction_is_a_dashed_line_and_part_of_the_sentence():
