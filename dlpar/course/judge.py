@@ -37,6 +37,9 @@ GRADED = "DLPAR_GRADED"
 PACKAGE = str(Path(__file__).parents[1])
 """Folder of dlpar's code, as opposed to a student's."""
 
+INTERNAL = re.compile(rf'(  File "{re.escape(PACKAGE)}/.*\n(    .*\n)+)+(?=  File "(?!{re.escape(PACKAGE)}))')
+"""Frames of dlpar in a traceback before a frame of a student's code."""
+
 SENDS_WAIT = f"{PACKAGE}/systems/platforms/sends-wait.toml"
 """Platform of simulated ranks. No send returns before its receive, so no answer can rely on a buffer."""
 
@@ -294,7 +297,7 @@ def judge_on_ranks(
         except JobFailed as failure:
             if re.search(r"^NotImplementedError\s*$", str(failure), re.M):  # torch's own say what is missing
                 return to_do(f"{name} is not written yet.")
-            return wrong(name, hints, f"{where}: {failure}")
+            return wrong(name, hints, f"{where}: {INTERNAL.sub('', str(failure))}")
         except (TypeError, AttributeError, PicklingError) as failure:
             return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
         if complaint := complain(told):

@@ -21,8 +21,8 @@ from dlpar.jobs.control_groups import number_in, text_of
 from dlpar.jobs.processes import kill
 from dlpar.jobs.tail import ALL_RANKS, RECORDS, REFUSAL, Record, lines_of, rank_of, record_of
 
-OF_ALL = ("Deadlock", "NeverYields", "BadExperiment", "BadData", "Died", "CannotGoOn")
-"""Exceptions whose message says all: of a simulation, of a refused experiment or data, or about deaths."""
+OF_ALL = ("Deadlock", "NeverYields", "BadExperiment", "BadData", "Died", "CannotGoOn", "WrongUpdate")
+"""Exceptions whose message says all: about a simulation, refused settings or data, deaths, or an exercise."""
 
 RUNNING = "running.stack"
 """Name of the file that holds the number of a simulation's running rank while the simulation runs."""

@@ -19,6 +19,10 @@ from dlpar.config.generator import generator
 Update = Callable[..., Any]
 
 
+class WrongUpdate(ValueError):
+    """Error: an update left a wrong stamp, or returned a wrong number of conflicts. The message says all."""
+
+
 SIZE, ROUNDS = 10_000, 300
 """Numbers of weights, and of updates of each rank, in a race."""
 
@@ -64,15 +68,15 @@ def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.Tensor], stamp: int) -> None:
-    """Raise a ValueError with a sentence if the stamps or the number of conflicts are wrong."""
+    """Raise :class:`WrongUpdate` if the stamps or the number of conflicts are wrong."""
     written, (seen, before, stamps) = change != 0, of
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
             why = f"change[{place}] is {'not zero' if mine else 'zero'}"
-            raise ValueError(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
+            raise WrongUpdate(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
     expected = int((written & (before != seen)).sum())
     if conflicts != expected:
-        raise ValueError(
+        raise WrongUpdate(
             f"{name} returned {conflicts!r} conflicts, expected {expected}: "
             f"the stamps were {before.tolist()}, seen were {seen.tolist()}, and the change is {change.tolist()}"
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlpar.collectives import ring_allgather
+from dlpar.collectives import ring_allgather, ring_allreduce
 from dlpar.course import judge
 from dlpar.course.judge import difference
 from dlpar.graphs import mixing_matrix
@@ -169,6 +169,36 @@ def test_an_answer_that_deadlocks_is_told_at_once_where_each_rank_waits():
     for rank in (0, 1):
         assert f"rank {rank} in recv from rank {1 - rank} at test_judge.py:" in verdict.sentence
     assert "Traceback" not in verdict.sentence
+
+
+@pytest.mark.parametrize("world", ["simulated", "real"])
+def test_the_story_of_an_error_begins_with_the_students_own_line(world):
+    def fails(comm, gradient):
+        if comm.world.carrier == {"simulated": "simulated", "real": "mpi"}[world]:
+            gradient[99_999] = 1.0
+        ring_allreduce(comm, gradient)
+        gradient /= comm.size
+
+    verdict = check_on_ranks(fails, workers=[2], **MEAN)
+    assert f"With 2 {world} ranks: rank 0 raised IndexError" in verdict.sentence
+    story = verdict.sentence.partition("--- rank 0 ---\n")[2].splitlines()
+    assert story[0] == "Traceback (most recent call last):" and "in fails" in story[1]
+
+
+def test_an_answer_that_does_not_wait_for_its_sends_is_wrong_on_real_ranks():
+    def hurries(comm, gradient):
+        right, left, whole = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, gradient.clone()
+        for _ in range(comm.size - 1):
+            comm.isend(gradient, right)
+            arriving = torch.empty_like(gradient)
+            comm.recv(arriving, left)
+            gradient.copy_(arriving)  # while it is sent
+            whole += arriving
+        gradient.copy_(whole / comm.size)
+
+    tried = (check_on_ranks(hurries, workers=[5], **MEAN) for _ in range(10))
+    wrong = next(verdict for verdict in tried if not verdict)
+    assert "With 5 real ranks and " in wrong.sentence and "000 numbers" in wrong.sentence
 
 
 def test_an_answer_that_relies_on_buffered_sends_is_told_so():

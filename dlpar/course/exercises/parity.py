@@ -84,8 +84,7 @@ def _gradient(ranks: int, rank: int, step: int) -> np.ndarray:
 def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float] | str]:
     import torch
 
-    weights = torch.zeros(WEIGHTS, dtype=torch.float64)
-    chunks = list(weights.tensor_split(comm.size))
+    chunks = list(torch.zeros(WEIGHTS, dtype=torch.float64).tensor_split(comm.size))
     velocity = torch.zeros_like(chunks[(comm.rank + 1) % comm.size])
     for step in range(STEPS):
         gradient = torch.from_numpy(_gradient(comm.size, comm.rank, step)).tensor_split(comm.size)

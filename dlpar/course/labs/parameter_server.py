@@ -93,9 +93,8 @@ def more_updates() -> dict[str, Experiment]:
 
 def rate_of_thirty() -> dict[str, Experiment]:
     """Train Rudra's 30 workers with 30-softsync at rates 0.05, 1.5, and 1.5 divided by staleness."""
-    softsync = {"consistency": "softsync", "softsync": 30}
     small = LEARNING.replace(workers=30, batch=240, steps=60, optimizer="momentum", lr=0.05, delays=STEADY)
-    low = small.replace(sync=softsync)
+    low = small.replace(sync={"consistency": "softsync", "softsync": 30})
     aware = low.replace(lr=1.5, sync={"staleness_aware": True})
     return {"rate 0.05": low, "rate 1.5": low.replace(lr=1.5), "rate 1.5 over staleness": aware}
 
