@@ -119,8 +119,7 @@ def from_one(**numbers: float) -> None:
 
 def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
     """Return the elements that a rank does not send in a ring all-reduce: chunks rank + 1 and rank + 2."""
-    longer = sum((rank + step) % ranks < n % ranks for step in (1, 2))
-    return 2 * (n // ranks) + longer
+    return 2 * (n // ranks) + sum((rank + step) % ranks < n % ranks for step in (1, 2))
 
 
 def _whole(messages: int, busiest: int, n: int) -> tuple[int, int, int, int]:
@@ -213,6 +212,13 @@ def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbat
     step.  From stage 2 on, a rank keeps no whole gradient, so gradients are summed for each micro-batch.  Stage
     3 also gathers weights for every forward and every backward pass.  So it sends 1.5 times as much, for each
     micro-batch.
+
+    Raises
+    ------
+    ValueError
+        If there is no such stage `zero`.
     """
+    if zero not in range(4):
+        raise ValueError(f"zero: got {zero!r}, allowed is 0, 1, 2 or 3")
     halves = {2: microbatches + 1, 3: 3 * microbatches}.get(zero, 2)
     return halves * (ranks - 1) * parameters * itemsize

@@ -182,10 +182,9 @@ def idle_share(bars: Iterable[Bar]) -> float:
     With equal stages the result equals :func:`bubble`.
     """
     bars = list(bars)
-    stages = {bar.stage for bar in bars}
     window = max(bar.end for bar in bars) - min(bar.start for bar in bars)
     computing = sum(bar.end - bar.start for bar in bars)
-    return (len(stages) * window - computing) / computing
+    return (len({bar.stage for bar in bars}) * window - computing) / computing
 
 
 def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:

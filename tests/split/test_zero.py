@@ -112,6 +112,8 @@ def test_stage_1_sends_what_an_allreduce_sends_and_stage_3_half_as_much_again(na
     assert [sorted(counts) for counts in sent(on_four(name, 1))] == [sorted(counts) for counts in plain]
     n = sum(p.numel() for p in alone(name).models[0].parameters())
     assert sum(plain[0]) == zero_bytes(n, 4, 1, itemsize=8)
+    with pytest.raises(ValueError, match="zero: got 7, allowed is 0, 1, 2 or 3"):
+        zero_bytes(n, 4, 7, itemsize=8)
     assert sum(sent(on_four(name, 3))[0]) == 1.5 * sum(plain[0]) == zero_bytes(n, 4, 3, itemsize=8)
 
 
