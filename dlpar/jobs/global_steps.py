@@ -64,7 +64,7 @@ class GlobalSteps:
         self.done, self.samples, self.bytes = 0, 0, 0.0
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
-        self._taken, self._sketches = 0, {}
+        self._taken, self._begun, self._sketches = 0, (0.0, workers), {}
         self.attempt, self._ended = (0, [])  # global steps of earlier attempts, not yet returned
         # Samples and bytes after each global step, for an attempt that begins there.
         self._sums: list[tuple[int, float]] = [(0, 0.0)]
@@ -83,7 +83,7 @@ class GlobalSteps:
         self._open.clear()
         self._early.clear()
         self._newest.clear()
-        self.attempt, self.done = attempt, min(step, self.done)
+        self.attempt, self.done, self._begun = attempt, min(step, self.done), (0.0, self.workers)
         self.samples, self.bytes = self._sums[self.done]
         del self._sums[self.done + 1 :]
 
@@ -127,16 +127,17 @@ class GlobalSteps:
     def _any_n(self, until: float) -> list[GlobalStep]:
         """Combine every N worker-steps that ended by a given time, in the order of their ends.
 
-        N falls at a death. A global step of both Ns is complete with enough worker-steps of the smaller N.
+        N falls at a death, of which workers hear one after the other. So each worker-step counts as 1/N. What a
+        death interrupts is part of the next global step and does not count, as in the training itself.
         """
         self._early.sort()
-        in_order, first, found = bisect_right(self._early, (until, math.inf)), 0, []
-        fewest, members = math.inf, 0
-        for end, (*_, of) in enumerate(self._early[:in_order], start=1):
-            fewest, members = (of, 1) if of < fewest else (fewest, members + (of == fewest))
-            if members == fewest:
+        (share, fewest), first, found = self._begun, 0, []
+        for end, (*_, of) in enumerate(self._early[: bisect_right(self._early, (until, math.inf))], start=1):
+            share, fewest = (1 / of, of) if of < fewest else (share + 1 / of, fewest)
+            if share > 1 - 1e-9:
                 found.append(self._combine(self.done, self._early[first:end]))
-                first, fewest, members = end, math.inf, 0
+                share, first = max(0.0, share - 1 - 1e-9), end
+                self._begun = share, fewest
         del self._early[:first]
         return found
 

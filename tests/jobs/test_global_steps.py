@@ -113,6 +113,16 @@ def test_a_death_neither_adds_a_global_step_of_free_workers_nor_loses_one(done_b
     assert steps.done == asked and steps.samples == 64 * len(parts)
 
 
+def test_workers_that_hear_of_a_death_late_lose_no_global_step():
+    steps = GlobalSteps(4, runs_free=True)
+    parts = [4] * 20 + [3, 4, 3, 4, 4] * 8 + [3] * 30  # some record the old number for a while
+    for time, of in enumerate(parts):
+        steps.add(time % 3, step(time, t=float(time), of=of))
+        steps.ready()
+    steps.ready(ended=True)
+    assert abs(steps.done - sum(1 / of for of in parts)) <= 1
+
+
 def test_steps_that_an_attempt_lost_are_done_again_by_the_next_and_count_once():
     steps = GlobalSteps(1)
     for attempt, first, last in ((0, 0, 5), (1, 3, 4), (2, 2, 6)):  # read all at once, as of a run of today
