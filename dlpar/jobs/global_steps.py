@@ -64,6 +64,7 @@ class GlobalSteps:
         self.done, self.samples, self.bytes = 0, 0, 0.0
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
+        # The second is of free workers: the share of a step that the last one left over, and the smallest N so far.
         self._taken, self._begun, self._sketches = 0, (0.0, workers), {}
         self.attempt, self._ended = (0, [])  # global steps of earlier attempts, not yet returned
         # Samples and bytes after each global step, for an attempt that begins there.

@@ -123,8 +123,7 @@ def _impossible(account: str) -> str | None:
     try:
         user = pwd.getpwnam(account)
     except KeyError:
-        how = f"useradd --system --shell /usr/sbin/nologin {account}"
-        return f"there is no account {account} ({how} makes it)"
+        return f"there is no account {account}: useradd --system --shell /usr/sbin/nologin {account} makes it"
     return "the account must not be root" if user.pw_uid == 0 else None
 
 

@@ -40,7 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from dlpar.classroom.grading.box import Box, CannotGrade
-from dlpar.config.paths import open_plain, private_folder
+from dlpar.config.paths import open_plain
 from dlpar.course.release import CLEAR
 from dlpar.jobs.processes import descendants, kill
 
@@ -255,14 +255,14 @@ class Course:
     ------
     CannotGrade
         If the folder holds something else.
-    PermissionError
-        If the folder is not this account's own.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
         if folder.is_dir() and os.listdir(folder) and not (folder / "source").is_dir():
             raise CannotGrade(f"--course: got '{folder}', allowed is a course, or an empty or new folder")
-        self.folder = private_folder(folder.resolve())
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         course = {"root": str(self.folder), "db_url": f"sqlite:///{self.folder / 'gradebook.db'}"}
         config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
         self.nbgrader = NbGraderAPI(config=config)

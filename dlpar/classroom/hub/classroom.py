@@ -182,8 +182,7 @@ class Settings:
         _require(os.path.isdir(self.labs), "labs", repr(self.labs), "is an existing folder of notebooks")
         for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):
             _require(file is None or os.path.isfile(file), flag, repr(file), "is a file that can be read")
-        both = in_clear == (self.key is None)
-        _require(both, "certificate", "one of certificate and key", "is both or none")
+        _require(in_clear == (self.key is None), "certificate", "certificate or key", "is both or none")
         try:
             loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:

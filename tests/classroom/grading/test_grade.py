@@ -183,6 +183,13 @@ def test_a_folder_that_is_no_course_is_refused_and_stays_open_to_others(tmp_path
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a folder of another account: root")
+def test_a_course_of_another_account_goes_on_under_sudo(tmp_path) -> None:
+    (tmp_path / "course" / "source").mkdir(parents=True)
+    shutil.chown(tmp_path / "course", "nobody")
+    assert Course(tmp_path / "course").folder.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.slow
 def test_the_table_keeps_the_points_of_a_student_whose_pages_are_gone(graded, tmp_path) -> None:
     shutil.copytree(graded[0], tmp_path / "course")

@@ -79,10 +79,7 @@ def test_accounts_of_the_machine_need_root(tmp_path: Path) -> None:
         (["--users=", "--teachers="], "--users: got nobody, allowed are names, such as ada,bob"),
         (["--accounts=open"], "--accounts: got 'open', allowed is one of listed, system"),
         (["--labs=/nowhere"], "--labs: got '/nowhere', allowed is an existing folder of notebooks"),
-        (
-            [f"--certificate={__file__}"],
-            "--certificate: got one of certificate and key, allowed is both or none",
-        ),
+        ([f"--certificate={__file__}"], "--certificate: got certificate or key, allowed is both or none"),
         (["--config=/dev/zero"], "--config: got '/dev/zero', allowed is a file that can be read"),
         (["--address=here"], "--address: got 'here', allowed is an IP address of this machine"),
     ],
