@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from simulations import Simulations
 from dlpar import Experiment
 from dlpar.course import labs
 from dlpar.course.curriculum import labs as curriculum
+from dlpar.course.labs import one_gpu_many
 from dlpar.course.rehearse import rehearse
 from dlpar.lab import presets
 from dlpar.lab.sweep import all_done
@@ -65,6 +68,18 @@ def code_of(notebook: Path) -> list[str]:
     """The source of each cell of code."""
     cells = json.loads(notebook.read_text())["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_two_ranks_of_the_gpu_lab_share_one_on_a_machine_with_several(monkeypatch):
+    seen = set()
+    note = lambda experiment: seen.add(os.environ["CUDA_VISIBLE_DEVICES"]) or SimpleNamespace(wait=str)
+    for name, pretended in (("gpus", lambda: ["A", "B"]), ("trial", lambda number: ""), ("launch", note)):
+        monkeypatch.setattr(one_gpu_many, name, pretended)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    one_gpu_many.gpu_runs()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    one_gpu_many.gpu_runs()
+    assert seen == {"3", "0"}
 
 
 @pytest.mark.slow

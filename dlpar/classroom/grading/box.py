@@ -60,9 +60,7 @@ class Box:
     def __post_init__(self) -> None:
         """Check the machine and the account. Raises :class:`CannotGrade`."""
         if self.account is not None and (why := _impossible(self.account)):
-            raise CannotGrade(
-                f"answers cannot be isolated: {why}. --not-isolated grades without: for answers you have read."
-            )
+            raise CannotGrade(f"answers cannot be isolated: {why}; --not-isolated is for answers you know")
 
     def judge(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Judge one answer.

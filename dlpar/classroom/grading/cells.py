@@ -185,7 +185,7 @@ class CellComm:
         return pickle.loads(self.judge.recv_bytes())
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Begun:
-        return Begun(self, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
+        return Begun(self, self.ask("isend", tensor.detach(), dest, tag), tensor.detach())
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Begun:
         return Begun(self, self.ask("irecv", into.detach(), source, tag), into.detach())
@@ -198,17 +198,19 @@ class CellComm:
 
 
 class Begun(NamedTuple):
-    """A pending communication of the judge, identified by a number.
-
-    Received data goes into a tensor.
-    """
+    """A pending communication of the judge, identified by a number, with its tensor."""
 
     comm: CellComm
     number: int
-    into: torch.Tensor
+    tensor: torch.Tensor
 
     def wait(self) -> Any:
-        """Block until the communication is complete. A receive copies the message into its tensor."""
+        """Block until the communication is complete. A receive copies the message into its tensor.
+
+        Real ranks may read a tensor until `wait` returns. The judge copies it at once, so its values are compared.
+        """
         arrival, message = self.comm.ask("wait", self.number)
-        self.into.copy_(message)
+        if arrival is None and not torch.allclose(self.tensor, message, 0, 0, equal_nan=True):
+            raise RuntimeError("isend: the tensor changed before wait() returned")
+        self.tensor.copy_(message)
         return arrival

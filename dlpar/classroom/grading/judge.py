@@ -107,7 +107,6 @@ class Cells:
 
     def simulate(self, program: Any, *arguments: Any, workers: int, **cluster: Any) -> list[Any]:
         """Replace :func:`dlpar.jobs.launch.spmd` with simulated ranks in this process."""
-        cluster["world"] = "simulated"
         simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=cluster))
         try:
             return run_program(simulator, comms, lambda comm: program(comm, *arguments), patience=math.inf)
@@ -147,6 +146,8 @@ class Cells:
                 del self.opened[rank]  # the cell may still be running this call
                 raise
             kind, result, left = told
+            if kind == "returned" and any(waits for *_, waits in begun):
+                raise RuntimeError("a request of isend or irecv has had no wait()")
             if kind == "raised":
                 # Torch's own errors of this kind have a message.
                 raise NotImplementedError if left.endswith("\nNotImplementedError\n") else RuntimeError(left)
@@ -169,15 +170,15 @@ class Cells:
             raise RuntimeError("the answer ended its process") from None
 
 
-def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) -> Any:
+def _carried(comm: Any, begun: list[list[Any]], call: str, *given: Any) -> Any:
     """Execute a cell's communicator call on the simulated communicator."""
     if call == "wait":
-        request, room = begun[given[0]]
-        arrival = request.wait()
-        return None if arrival is None else Arrival(*arrival), room
+        request, tensor, _ = begun[given[0]]
+        begun[given[0]][2], arrival = False, request.wait()
+        return None if arrival is None else Arrival(*arrival), tensor
     if call not in ("isend", "irecv", "barrier"):
         raise AttributeError(f"a cell asks for {call!r}")
-    begun.append((getattr(comm, call)(*given), given[0] if call == "irecv" else torch.empty(0)))
+    begun.append([getattr(comm, call)(*given), next(iter(given), None), call != "barrier"])
     return len(begun) - 1
 
 

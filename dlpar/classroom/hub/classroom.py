@@ -176,8 +176,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         listed, in_clear = self.accounts == LISTED, self.certificate is None
-        one = f"is one of {LISTED}, {SYSTEM}"
-        _require(listed or self.accounts == SYSTEM, "accounts", repr(self.accounts), one)
+        _require(self.accounts in (LISTED, SYSTEM), "accounts", repr(self.accounts), "is listed or system")
         _require(listed or os.getuid() == 0, "accounts", self.accounts, f"without root is {LISTED}")
         _require(os.path.isdir(self.labs), "labs", repr(self.labs), "is an existing folder of notebooks")
         for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):

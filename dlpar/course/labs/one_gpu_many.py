@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -56,16 +57,17 @@ def on_gpu() -> dict[str, Experiment]:
         experiments[f"{name}, a graph"] = small
     wide = alone.replace(batch=4096, model={"width": 4096, "depth": 3})
     one = alone.replace(model={"width": 1024}, precision="bf16")
-    two = one.replace(workers=2)
     experiments |= {f"4,096 wide, {kind}": wide.replace(precision=kind) for kind in ("full", "tf32", "bf16")}
     experiments |= {f"{n:,} samples a rank, 1 rank": one.replace(batch=n) for n in (32, 8192)}
-    experiments |= {f"{n:,} samples a rank, 2 ranks": two.replace(batch=n) for n in (32, 8192)}
+    experiments |= {f"{n:,} samples a rank, 2 ranks": one.replace(batch=n, workers=2) for n in (32, 8192)}
     return experiments
 
 
 def gpu_runs() -> dict[str, Run]:
     """Run `on_gpu` on this machine's GPU. Without a GPU that can compute, return the recorded runs."""
     if gpus() and not trial(0):
+        # Two ranks share a GPU, also on a machine with several.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         return {name: launch(each).wait() for name, each in on_gpu().items()}
     return {name: Run(RECORDINGS / re.sub(r"[^a-z0-9]+", "-", name.lower())) for name in on_gpu()}
 

@@ -30,9 +30,7 @@ def test_an_account_that_is_not_there_or_may_everything_is_refused(account: str,
 
 def test_without_root_it_is_refused_and_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    with pytest.raises(
-        CannotGrade, match=r"needs .*--not-isolated grades without: for answers you have read"
-    ):
+    with pytest.raises(CannotGrade, match=r"needs .*--not-isolated is for answers you know"):
         Box("nobody")
     Box(None)
 

@@ -24,6 +24,27 @@ def around(comm, tensor):
 def waits(comm, tensor):
     comm.recv(tensor, 1 - comm.rank)
 
+def swap(comm, tensor, early=False, ends=True):
+    arriving = torch.empty_like(tensor)
+    sending = comm.isend(tensor, 1 - comm.rank)
+    receiving = comm.irecv(arriving, 1 - comm.rank)
+    receiving.wait()
+    if early:
+        tensor.copy_(arriving)
+    if ends:
+        sending.wait()
+    tensor.copy_(arriving)
+
+def changes_early(comm, tensor):
+    swap(comm, tensor, early=True)
+
+def never_waits(comm, tensor):
+    swap(comm, tensor, ends=False)
+
+def swaps_unknown(comm, tensor):
+    tensor.fill_(float("nan"))
+    swap(comm, tensor)
+
 def share(comm, tensor):
     builtins.held = getattr(builtins, "held", 0) + 1
     comm.barrier()
@@ -66,6 +87,16 @@ def on_ranks(answered: Cells, name: str, ranks: int = 2) -> list:
 def test_messages_between_cells_arrive_and_are_counted_by_the_judge(answered: Cells) -> None:
     sent = {"bytes": 12, "messages": 1}
     assert on_ranks(answered, "around", 3) == [(None, [float(rank)] * 3, sent) for rank in (2, 0, 1)]
+
+
+def test_a_tensor_may_change_once_its_send_has_ended(answered: Cells) -> None:
+    """Simulated ranks copy a tensor at once; real ranks may read it until `wait` returns."""
+    assert [tensor for _, tensor, _ in on_ranks(answered, "swap")] == [[1.0] * 3, [0.0] * 3]
+    assert len(on_ranks(answered, "swaps_unknown")) == 2  # NaN is equal to itself here
+    with pytest.raises(JobFailed, match=r"isend: the tensor changed before wait\(\) returned"):
+        on_ranks(answered, "changes_early")
+    with pytest.raises(JobFailed, match=r"isend or irecv has had no wait\(\)"):
+        on_ranks(answered, "never_waits")
 
 
 def test_ranks_share_no_state_of_the_interpreter(answered: Cells) -> None:

@@ -77,7 +77,7 @@ def test_accounts_of_the_machine_need_root(tmp_path: Path) -> None:
         ),
         (["--users=../ada"], "--users: got '../ada', allowed are names of small letters"),
         (["--users=", "--teachers="], "--users: got nobody, allowed are names, such as ada,bob"),
-        (["--accounts=open"], "--accounts: got 'open', allowed is one of listed, system"),
+        (["--accounts=open"], "--accounts: got 'open', allowed is listed or system"),
         (["--labs=/nowhere"], "--labs: got '/nowhere', allowed is an existing folder of notebooks"),
         ([f"--certificate={__file__}"], "--certificate: got certificate or key, allowed is both or none"),
         (["--config=/dev/zero"], "--config: got '/dev/zero', allowed is a file that can be read"),
