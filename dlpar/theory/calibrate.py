@@ -83,8 +83,7 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
         link = in_training(link, device, *seconds[2:])
     source = (
         f"measured on {time.strftime('%Y-%m-%d')}: steps of the default model on two ranks, alone, in a ring and "
-        f"with a server, and ping-pong messages; with more ranks than its {cores()} core{'s' * several} they take "
-        f"turns, and no prediction holds"
+        f"with a server, and ping-pong messages; ranks beyond its {cores()} core{'s' * several} take turns"
     )
     inside = Link(_rounded(link.latency), _rounded(link.bandwidth))
     found = Platform(name=HERE, source=source, device=device, inside=inside, **cluster)

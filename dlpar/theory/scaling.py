@@ -82,8 +82,7 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
         workers at which both rates are equal, within `TIE`, do not count.
     """
     common = sorted(first.keys() & second.keys())
-    ahead = [math.log(first[n] / second[n]) for n in common]
-    seen = [(n, a) for n, a in zip(common, ahead) if abs(a) > TIE]
+    seen = [(n, a) for n in common if abs(a := math.log(first[n] / second[n])) > TIE]
     return [
         math.exp(math.log(n) + a / (a - b) * math.log(m / n))
         for (n, a), (m, b) in pairwise(seen)

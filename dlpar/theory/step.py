@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlpar.collectives.auto import Speed, quickest
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours, receivers
+from dlpar.jobs.control_groups import cores
 from dlpar.theory.collectives import collective_seconds, incast
 from dlpar.theory.counts import COLLECTIVES
 from dlpar.theory.layers import sizes
@@ -87,7 +88,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     - Several servers: a lower bound, because a worker may queue at one server while another is idle.
     - Several neighbours at different distances: a lower bound, because some messages queue at a port.
     - A ring or servers, and nodes of several workers: an estimate by the busiest link or port.
-    - Real ranks, which share cores and are disturbed: an estimate.
+    - Real ranks, which are disturbed: an estimate. More of them than cores: a lower bound, because they take turns.
 
     Parameters
     ----------
@@ -245,10 +246,12 @@ class Costs:
 
         `kind` holds for equal, undisturbed workers.
         """
-        is_real = self.experiment.cluster.world == "real"
-        of_workers = ESTIMATE if is_real else ABOVE if self.differ else EXACT
+        cluster = self.experiment.cluster
+        of_workers = ESTIMATE if cluster.world == "real" else ABOVE if self.differ else EXACT
         kinds = {kind, of_workers} - {EXACT}
         kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
+        if cluster.world == "real" and not cluster.hostfile and len(self.nodes) > cores():
+            kind = BELOW  # the ranks take turns
         return PredictedStep(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
 
 
@@ -260,12 +263,10 @@ def period(experiment: Experiment) -> int:
 
 def _allreduce(costs: Costs) -> PredictedStep | None:
     """Predict a bucketed all-reduce, during the backward pass or after it."""
-    experiment, tensors = costs.experiment, costs.model.layers
-    sync, n = experiment.sync, experiment.workers
-    # A library's algorithm is unknown. The simulation uses a ring.
-    is_simulated = experiment.cluster.world == "simulated"
-    is_wide = sync.allreduce == "library" and costs.model.itemsize < 4  # it adds, and here sends, float32
-    name = "ring" if is_simulated and sync.allreduce == "library" else sync.allreduce
+    sync, n, tensors = costs.experiment.sync, costs.experiment.workers, costs.model.layers
+    is_library = sync.allreduce == "library"  # its algorithm is unknown, and the simulation uses a ring
+    is_wide = is_library and costs.model.itemsize < 4  # it adds, and here sends, float32
+    name = "ring" if is_library and costs.experiment.cluster.world == "simulated" else sync.allreduce
     cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
     lengths = [sum(tensors[i].parameters for i in members) for members in cut]
     if name == "auto" and len(names := {_chosen(costs, length) for length in lengths}) == 1:
@@ -299,11 +300,12 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
         return collective_seconds(name, n, nbytes, link, adding=adding / nbytes, eager=costs.eager)
     group = n if name == "star" else min(costs.experiment.sync.node_size, n)
     between_groups = costs.ring(range(0, n, group), elements)
-    if group == 1:
-        return between_groups
-    # Workers that are answered first send first, so in the long run the root acts as a parameter server.
-    root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
-    return between_groups + root.step_seconds()
+    if group > 1:
+        # Workers that are answered first send first, so in the long run the root acts as a parameter server.
+        between_groups += Servers(
+            group - 1, 1, nbytes, link, serving=adding, eager=costs.eager
+        ).step_seconds()
+    return between_groups
 
 
 def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:
@@ -390,8 +392,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     exchange = incast(degree, costs.link, costs.bytes(n + is_directed))  # push-sum sends its mass, too
     if sync.has_graph and kind == EXACT:  # the message that a worker takes first arrives last
         exchange += max(0, degree - 1) * costs.link.overhead
-    adapting = 10 if is_directed else 5  # FLOPs per weight: sketch, scale the gradient, update
-    flops = (adapting + mixing) * n
+    flops = ((10 if is_directed else 5) + mixing) * n  # per weight: sketch, scale the gradient, update, mix
     if sync.order == "adapt_then_combine":
         return costs.step(exchange, flops, kind)
     computed, sent = overlapped([0.0], [exchange], max(costs.work), costs.platform.overlap)

@@ -293,7 +293,18 @@ def test_there_is_none_without_a_form_or_a_platform(monkeypatch, tmp_path):
     for odd in ({"compression": "onebit"}, {"shards": "uneven"}, {"split": {"kind": "data", "zero": 1}}):
         assert predict(Experiment(cluster={"world": "simulated"}, **odd)) is None
     # Real ranks are disturbed.
-    assert predict(Experiment(cluster={"platform": "cpu-10gbe"})).kind == "estimate"
+    assert predict(Experiment(workers=1, cluster={"platform": "cpu-10gbe"})).kind == "estimate"
+
+
+@pytest.mark.parametrize("sync, ranks", [("ring", 4), ({"scheme": "ps", "servers": 2}, 6), ("mapreduce", 4)])
+def test_more_real_ranks_than_cores_take_at_least_the_predicted_time(sync, ranks, monkeypatch):
+    mine = Experiment(workers=4, sync=sync, cluster={"platform": "cpu-10gbe"})
+    monkeypatch.setattr("dlpar.theory.step.cores", lambda: ranks)
+    assert predict(mine).kind == "estimate"
+    monkeypatch.setattr("dlpar.theory.step.cores", lambda: ranks - 1)
+    assert predict(mine).kind == "lower bound"
+    simulated = mine.replace(cluster={"world": "simulated", "platform": "cpu-10gbe"})
+    assert predict(simulated).kind in ("exact", "lower bound", "upper bound")
 
 
 ASP, SSP = ({"scheme": "ps", "consistency": each} for each in ("asp", "ssp"))
