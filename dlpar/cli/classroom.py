@@ -86,7 +86,7 @@ def hub(
     own = "/var/lib/dlpar-hub" if os.getuid() == 0 else f"{platformdirs.user_data_dir('dlpar')}/hub"
     settings = machine.Settings(
         accounts=accounts,
-        users=_names(users),
+        users=tuple(name for name in _names(users) if name not in _names(teachers)),
         teachers=_names(teachers),
         address=address,
         port=port,

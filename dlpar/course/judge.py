@@ -424,7 +424,7 @@ def check_on_ranks(
         for length in LENGTHS:
             right = expected([_input(ranks, rank, length) for rank in range(ranks)])
             sends = [closed_form(form, ranks, length, itemsize=4)] if form else ()
-            yield Step(f" and {length} numbers", [each.tolist() for each in right], "", sends, exactly)
+            yield Step(f" and length {length}", [each.tolist() for each in right], "", sends, exactly)
 
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends as much as {like}" if like else ""
     praise = f"{{name}} is right on {{ranks}}, for tensors of {lengths} numbers{sends}."

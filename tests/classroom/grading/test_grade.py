@@ -213,7 +213,7 @@ def test_a_wrong_answer_earns_nothing_and_is_told_why(graded) -> None:
     assert points(graded, "bob", FIRST) == (0, 10)
     said = graded[1]["bob", FIRST]["said"]
     assert re.search(
-        r"With 2 simulated ranks and 1 numbers, on rank 0: value 0 is [\d.]+, expected \d{3}", said
+        r"With 2 simulated ranks and length 1, on rank 0: value 0 is [\d.]+, expected \d{3}", said
     )
 
 
@@ -249,7 +249,7 @@ def test_forged_cells_points_outputs_checks_and_results_earn_nothing(graded) -> 
 def test_each_student_gets_a_page_with_her_points_and_what_the_check_said(graded) -> None:
     course = graded[0]
     page = (course / "feedback" / "bob" / FIRST / f"{FIRST}.html").read_text()
-    assert "With 2 simulated ranks and 1 numbers" in page and "Score: 0.0 / 10.0" in page
+    assert "With 2 simulated ranks and length 1" in page and "Score: 0.0 / 10.0" in page
     assert 'src="http' not in page
     assert len(list((course / "feedback").rglob("*.html"))) == 8
     assert os.stat(course).st_mode & 0o777 == 0o700

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlpar.classroom.hub.classroom import BadSettings, Settings, free_port, passwords
+from dlpar.classroom.hub.classroom import VARIABLE, BadSettings, Settings, free_port, passwords
 from dlpar.cli import main
 
 
@@ -98,6 +98,17 @@ def test_students_and_teachers_get_a_random_password_each_and_keep_it_privately(
     assert passwords(folder) == (students, teachers) != passwords(tmp_path / "another")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()] == [0o600]
+
+
+def test_a_teacher_who_is_also_in_the_list_of_users_has_one_password(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dlpar.classroom.hub.classroom.proxy_command", list)
+    monkeypatch.setattr(os, "execv", lambda *program: None)
+    monkeypatch.setenv(VARIABLE, "")  # set back after the test
+    words = ["--users=ada,bob", "--teachers=bob", f"--folder={tmp_path / 'hub'}", f"--labs={tmp_path}"]
+    main(["hub", *words, f"--port={free_port()}"])
+    said = capsys.readouterr().out
+    assert said.count("bob") == 1 and "of the teachers bob: " in said and "of the students ada: " in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's range")
