@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -36,7 +35,7 @@ def systems(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJS
         found = compare(system, run(system))
     except JobFailed as error:
         raise Failed(str(error)) from None
-    figures = [asdict(each) for each in found]
+    figures = [each._asdict() for each in found]
     if as_json:
         about = {name: getattr(system, name) for name in (*AXES, "source", "mechanism")}
         print(json.dumps(about | {"figures": figures}, indent=1))

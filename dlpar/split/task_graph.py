@@ -285,7 +285,7 @@ def _update(lr: float, weights: Tensor, *gradients: Tensor) -> Tensor:
 
 
 def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Task]:
-    """Return Spark's textFile, map, groupByKey and join as a task graph.
+    """Return Spark's textFile, map, reduceByKey and join as a task graph.
 
     The result is each word's count times its number.
 
@@ -306,8 +306,8 @@ def word_count(lines: Sequence[str], words: Sequence[str], keys: int) -> list[Ta
         graph.append(Task(f"map {number}", counts, n, (From(f"textFile {number}"),)))
     for key, table in enumerate(torch.arange(n, dtype=torch.float64).tensor_split(keys)):
         shuffled = tuple(From(f"map {number}", key, keys) for number in range(len(lines)))
-        graph.append(Task(f"groupByKey {key}", lambda *counts: sum(counts), len(table), shuffled))
+        graph.append(Task(f"reduceByKey {key}", lambda *counts: sum(counts), len(table), shuffled))
         graph.append(Task(f"table {key}", table.clone, len(table)))
-        both = From(f"groupByKey {key}"), From(f"table {key}")
+        both = From(f"reduceByKey {key}"), From(f"table {key}")
         graph.append(Task(f"join {key}", torch.mul, len(table), both))
     return graph

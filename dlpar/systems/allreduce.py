@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.systems.record import PARITY, Figure, Program, Runs, System, by_sizes, rate, same_as_alone, shape
+from dlpar.systems.record import PARITY, Figure, Runs, System, by_sizes, rate, same_as_alone, shape
 from dlpar.theory import predict
 
 FUSED = {"scheme": "ring", "overlap": True, "bucket_mb": 64}
@@ -18,12 +19,10 @@ TCP = ("inception3", "resnet101")
 """Networks that the paper runs on 128 GPUs over TCP."""
 
 
-def _horovod() -> dict[str, Experiment | Program]:
+def _horovod() -> dict[str, Any]:
     servers = {"scheme": "ps", "servers": 32}
     small = dict(workers=128, batch=64, steps=2, cluster={"placement": "colocated"})
-    found: dict[str, Experiment | Program] = {
-        f"{model}, 512 GPUs": partial(_predicted, model) for model in MODELS
-    }
+    found: dict[str, Any] = {f"{model}, 512 GPUs": partial(_predicted, model) for model in MODELS}
     for model in TCP:
         for gpus in (1, 128):
             found[f"{model}, {gpus}"] = by_sizes("p100-25gbe", model, workers=gpus, **ONE_STEP)
@@ -93,11 +92,11 @@ SYSTEMS = (
         _cntk,
         (shape("one bit instead of 32: over 24 times fewer bytes, on 4 to 64 workers",
                lambda runs: _fewer_bytes(runs) > 24),),
-        missing="double buffering; automatic choice of the batch",
+        missing="two values for each column; double buffering; automatic choice of the batch",
     ),
     System(
         "poseidon", "Poseidon", 2017, "H. Zhang et al., USENIX ATC 2017", "synchronous", "sharded", "one model",
-        "each layer's gradient pushed as soon as it is ready, or its factors sent between peers if these are shorter",
+        "gradients of some layers pushed as soon as they are ready, or factors sent between peers if these are shorter",
         _poseidon,
         (PARITY, Figure("speed-up of Inception-V3 on 32 nodes", 31.5,
                         lambda runs: rate(runs["32 nodes"]) / rate(runs["1 node"]), 0.1),

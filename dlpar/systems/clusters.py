@@ -46,7 +46,8 @@ def launch_workers(n: int, script: str | Path, timeout: float = 600.0) -> list[W
     """Start a script in n processes and return at once.
 
     Each process finds its number in ``DLPAR_WORKER``, and all addresses in ``TF_CONFIG``.  The result of a
-    script is its variable `result`.  A failed script does not end the others.
+    script is its variable `result`, unless the script calls ``sys.exit``.  An error in a script does not end the
+    others. A process that dies, such as by a signal, ends all.
 
     Parameters
     ----------
@@ -96,8 +97,8 @@ def await_workers(workers: Sequence[Worker], timeout: float = 60.0) -> dict[str,
         path = result_path(worker.job.folder, worker.rank)
         while not path.exists() and not worker.job.ended and time.monotonic() < deadline:
             time.sleep(0.02)
-        unfinished = {"error": "ended" if worker.job.ended else "still running"}
-        outcome = load(path.read_bytes()) if path.exists() else unfinished
+        why = worker.job.run.reason if worker.job.ended else "still running"
+        outcome = load(path.read_bytes()) if path.exists() else {"error": why or "ended"}
         kind = "failures" if "error" in outcome else "workers"
         found[kind].append({"role": worker.role, "index": worker.index, **outcome})
     return found
@@ -112,11 +113,12 @@ def stop_workers(workers: Sequence[Worker]) -> None:
 
 def _launch(roles: Mapping[str, tuple[int, str | Path]], timeout: float) -> list[Worker]:
     for role, (count, script) in roles.items():
-        if count < (least := int(role == "worker")):
+        least = int(role == "worker")
+        if not isinstance(count, int) or count < least:
             raise BadExperiment(f"{role} processes: got {count}, allowed is a whole number from {least}")
-        if not Path(script).is_file():
+        if count and not (isinstance(script, (str, Path)) and Path(script).is_file()):
             raise BadExperiment(f"{role} script: got {str(script)!r}, allowed is the path of a file")
-    scripts = {role: str(Path(script).resolve()) for role, (_, script) in roles.items()}
+    scripts = {role: str(Path(script).resolve()) for role, (count, script) in roles.items() if count}
     tasks = [(role, n, scripts[role]) for role, (count, _) in roles.items() for n in range(count)]
     job = begin(_run, tasks, workers=len(tasks), world="real", timeout=timeout)
     return [Worker(job, rank, role, n) for rank, (role, n, _) in enumerate(tasks)]
@@ -136,7 +138,7 @@ def _run(comm: Comm, tasks: list[tuple[str, int, str]]) -> dict[str, Any]:
         spec.setdefault(kind, []).append(address)
     os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": role, "index": number}})
     os.environ["DLPAR_WORKER"] = str(number)
-    sys.argv = [script]
+    sys.argv, sys.path[:0] = [script], [str(Path(script).parent)]
     try:
         return {"result": runpy.run_path(script, run_name="__main__").get("result")}
     except SystemExit as end:
@@ -186,7 +188,7 @@ SYSTEMS = (
         "launch_workers starts a script n times; await_workers returns results and failures",
         lambda: {f"{n} workers": partial(_ended, launch_workers, n, SCRIPTS / "shares.py") for n in (3, 4)},
         (shape("three workers' results add up to those of one process", _sums),
-         shape("a worker that fails is named, and does not end the others", _names_the_failure)),
+         shape("a script that fails is named, and does not end the others", _names_the_failure)),
         missing="containers with their own processors and memory",
     ),
     System(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dlpar.config.experiment import Experiment
 from dlpar.systems.record import Runs, System, by_sizes, rate, shape
-from dlpar.systems.servers import SLOW, learning, learns
+from dlpar.systems.servers import SLOW, learning, learns, ps
 
 
 def _dpsgd() -> dict[str, Experiment]:
-    servers = {"scheme": "ps", "servers": 112}
-    ways = {"ring of neighbours": "gossip", "112 servers": servers, "ring all-reduce": "ring"}
+    beside = {"scheme": "gossip", "order": "combine_then_adapt"}
+    ring = {"scheme": "ring", "overlap": True, "bucket_mb": 8}
+    ways = {"ring of neighbours": beside, "112 servers": ps(servers=112), "ring all-reduce": ring}
     big = dict(workers=112, batch=32, steps=3)
     found = {name: by_sizes("k80-1gbe", "resnet50", **big, sync=way) for name, way in ways.items()}
-    return found | {"training": learning({"scheme": "gossip", "order": "combine_then_adapt"})}
+    return found | {"training": learning(beside)}
 
 
 def _gossip() -> dict[str, Experiment]:
@@ -43,8 +44,8 @@ SYSTEMS = (
         "each worker averages old weights with its neighbours while it computes its gradient", _dpsgd,
         (shape("over four times as fast as 112 servers, with 112 workers on a slow network",
                lambda runs: rate(runs["ring of neighbours"]) > 4 * rate(runs["112 servers"])),
-         shape("no faster than a ring all-reduce, which sends as many bytes (within 5 %)",
-               lambda runs: abs(rate(runs["ring of neighbours"]) / rate(runs["ring all-reduce"]) - 1) < 0.05),
+         shape("up to 20 % faster than a ring all-reduce beside the backward pass, which sends as many bytes",
+               lambda runs: 1 < rate(runs["ring of neighbours"]) / rate(runs["ring all-reduce"]) < 1.2),
          learns("training")),
     ),
     System(

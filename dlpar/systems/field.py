@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab.figure import Figure, blank, captioned, require
 from dlpar.lab.labels import labels
 from dlpar.lab.panel import compare
 from dlpar.systems import SYSTEMS, BadSystem, System, find
@@ -52,7 +52,7 @@ def field(lab: str, slide: bool = False) -> Markdown:
     ValueError
         If no lab has that number.
     """
-    if lab not in works():
+    if str(lab) not in works():
         raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(sorted(works()))}")
     chosen = works()[lab] or _all()
     if slide:
@@ -97,13 +97,11 @@ def place_of(experiment: Experiment) -> tuple[str, str, str]:
     """Return an experiment's place on the map. The combination may be unpublished."""
     sync = experiment.sync
     bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
-    zero = getattr(experiment.split, "zero", 0)
-    is_cut = experiment.split.kind != "data"
     stashed = getattr(experiment.split, "schedule", "") == "pipedream"
     consistency = CONSISTENCY[1 if stashed else 0 if not sync.runs_free else 1 if bounded else 2]
     if sync.leaf_ranks or getattr(sync, "allreduce", "") == "hierarchical":
         parameters = "hierarchical"
-    elif sync.server_ranks > 1 or zero or is_cut:
+    elif sync.server_ranks > 1 or experiment.split.kind != "data" or getattr(experiment.split, "zero", 0):
         parameters = "sharded"
     elif sync.server_ranks:
         parameters = "centralised"
@@ -208,19 +206,19 @@ def system_panel(name: str) -> Comparison:
     experiments = _training(system)
     if len(experiments) < 2:
         raise BadSystem(
-            f"NAME: got {name!r}, allowed is a system that trains here; `dlpar systems {name}` runs this one"
+            f"NAME: got {name!r}, allowed is one with two training runs; `dlpar systems {name}` runs this one"
         )
     question = f"{system.title} ({system.year}): {system.mechanism}"
     return compare(list(experiments.values()), titles=list(experiments), question=question)
 
 
 def choose_system(name: str = "rudra") -> VBox:
-    """Show a list of the systems that train here, with the panel of the chosen system below."""
+    """Show a list of the systems with two training runs or more, with the panel of the chosen system below."""
     from ipywidgets import Dropdown, VBox
 
+    below = VBox([system_panel(name)])
     options = [(each.title, each.name) for each in SYSTEMS if len(_training(each)) > 1]
     choice = Dropdown(options=options, value=name, description="system")
-    below = VBox([system_panel(name)])
 
     def show(change: dict[str, str]) -> None:
         below.children[0].close()
@@ -231,9 +229,14 @@ def choose_system(name: str = "rudra") -> VBox:
 
 
 def published(name: str, runs: Sequence[Run]) -> Markdown:
-    """Show a system's published figures beside its runs' figures, in the order of its experiments."""
+    """Show a system's published figures beside those of its runs, in the order of its experiments.
+
+    The runs may also be only those of :func:`system_panel`. Figures of other runs are then left out.
+    """
     system = find(name, SYSTEMS)
-    found = compare_figures(system, dict(zip(system.experiments(), runs)))
+    names = next((each for each in (system.experiments(), _training(system)) if len(each) == len(runs)), ())
+    require(len(names) > 0, f"runs: got {len(runs)}, allowed is one of each experiment of {name}")
+    found = compare_figures(system, dict(zip(names, runs)), some=True)
     held = {True: "yes", False: "**no**", None: "not judged"}
     rows = [
         (f.what, f.basis, f"{f.published:g}", f"{f.ours:.3g}", f"{f.tolerance:.0%}", held[f.held])

@@ -6,12 +6,10 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.systems.record import PARITY, Figure, System, by_sizes, program, rate, same_as_alone, shape
+from dlpar.systems.servers import owned
 
 COLLECT = {"scheme": "mapreduce", "reduce": "collect"}
 SPARK = {"scheme": "mapreduce", "depth": 2, "broadcast": "torrent"}
-
-SLICES = {"zero": 1}
-"""Sum, update and gather slices. Each worker owns one slice."""
 
 
 def _mapreduce() -> dict[str, Experiment]:
@@ -26,7 +24,7 @@ def _spark() -> dict[str, Any]:
            for name, way in ways.items()}  # fmt: skip
     same = same_as_alone(model="logistic", workers=9, batch=63, sync=SPARK)
     stages = program("jobs_of_a_driver:counted", LINES, WORDS, 2, ranks=4)
-    return same | big | {"textFile, map, groupByKey, join": stages}
+    return same | big | {"textFile, map, reduceByKey, join": stages}
 
 
 LINES, WORDS = ("a b a c", "b b d a", "c d d d"), "abcd"
@@ -44,11 +42,12 @@ def _scheduled(workers: int, driver: float = 5e8) -> Any:
 
 
 def _bigdl() -> dict[str, Any]:
-    big = dict(batch=32, steps=2, split=SLICES)
-    slices = {f"{n} nodes": by_sizes("cpu-10gbe", "googlenet", workers=n, **big) for n in (1, 16, 96)}
+    nodes = {
+        f"{n} nodes": by_sizes("cpu-10gbe", "googlenet", batch=32, steps=3, **owned(n)) for n in (16, 96)
+    }
     jobs = {f"{2 * n} tasks": _scheduled(n) for n in (50, 250)}
     jobs["500 tasks, free driver"] = _scheduled(250, 0.0)
-    return same_as_alone(split=SLICES) | slices | jobs
+    return same_as_alone(**owned(4)) | nodes | jobs
 
 
 SYSTEMS = (
@@ -66,8 +65,8 @@ SYSTEMS = (
         "treeAggregate to the driver, and a torrent broadcast in blocks", _spark,
         (PARITY, shape("on 64 workers, a tree and a torrent are faster than a queue at the driver",
                        lambda runs: rate(runs["depth 2, torrent"]) > 2 * rate(runs["depth 1, tree"])),
-         shape("textFile, map, groupByKey and join run in two stages with a shuffle between, and count correctly",
-               lambda runs: _counts_right(runs["textFile, map, groupByKey, join"]))),
+         shape("textFile, map, reduceByKey and join run in two stages with a shuffle between, and count correctly",
+               lambda runs: _counts_right(runs["textFile, map, reduceByKey, join"]))),
         missing="datasets kept in memory and computed again after a loss",
     ),
     System(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,6 @@ Runs = Mapping[str, Any]
 
 Program = Callable[[], Any]
 """A function that a system runs instead of an experiment. It returns a result."""
-
-BASES = ("reported", "fitted", "shape", "memory")
 
 
 class BadSystem(ValueError):
@@ -94,8 +93,7 @@ class System:
     missing: str = ""
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Our figure with the published value. `held` is None if no test depends on the figure."""
 
     what: str
@@ -135,8 +133,9 @@ def find(name: str, systems: Iterable[System]) -> System:
         If there is none. The message is one sentence with similar names.
     """
     known = {system.name: system for system in systems}
-    if name not in known:
-        alike = difflib.get_close_matches(name, known, 3, 0.4)
+    if str(name) not in known:
+        titles = {t.lower(): one.name for one in known.values() for t in (one.name, one.title.split(",")[0])}
+        alike = dict.fromkeys(titles[n] for n in difflib.get_close_matches(str(name).lower(), titles, 3, 0.4))
         such = f", such as {', '.join(alike)}" if alike else ""
         raise BadSystem(f"NAME: got {name!r}, allowed is a name that `dlpar systems` lists{such}")
     return known[name]
@@ -159,14 +158,15 @@ def run(system: System, jobs: int = 2) -> Runs:
     return {name: found[name].run if name in found else each() for name, each in wanted.items()}
 
 
-def compare(system: System, runs: Runs) -> list[Found]:
-    """Compare the published figures of a system with the figures of its finished runs."""
+def compare(system: System, runs: Runs, some: bool = False) -> list[Found]:
+    """Compare a system's published figures with those of its finished runs. If `some` are given, leave out others'."""
     found = []
-    for figure in system.figures:
-        ours = float(figure.ours(runs))
-        is_near = abs(ours - figure.published) <= figure.tolerance * abs(figure.published)
-        held = None if figure.basis == "memory" else is_near
-        found.append(Found(figure.what, figure.basis, figure.published, ours, figure.tolerance, held))
+    for each in system.figures:
+        with suppress(KeyError) if some else nullcontext():
+            ours = float(each.ours(runs))
+            is_near = abs(ours - each.published) <= each.tolerance * abs(each.published)
+            held = None if each.basis == "memory" else is_near
+            found.append(Found(each.what, each.basis, each.published, ours, each.tolerance, held))
     return found
 
 

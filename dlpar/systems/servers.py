@@ -48,6 +48,11 @@ def ps(**fields: Any) -> dict[str, Any]:
     return {"scheme": "ps", **fields}
 
 
+def owned(workers: int) -> dict[str, Any]:
+    """Return fields with which each worker owns a range of the weights: it sums, updates and distributes this range."""
+    return {"workers": workers, "sync": ps(servers=workers), "cluster": {"placement": "colocated"}}
+
+
 def learning(sync: dict[str, Any], delays: dict[str, Any] = STEADY, **fields: Any) -> Experiment:
     """Return an experiment on digits that shows staleness and accuracy. Its times come from delays, not from FLOPs."""
     usual = {"workers": 8, "batch": 64, "steps": 100, "lr": 0.2, "evaluate_every": 1000}
@@ -113,14 +118,13 @@ def _best(runs: Runs) -> int:
     return max(range(7), key=lambda b: per_machine(runs, b))
 
 
-def _minerva() -> dict[str, Experiment | Program]:
+def _minerva() -> dict[str, Any]:
     # The batch grows with the number of GPUs, as in Minerva's table.
-    runs: dict[str, Experiment | Program] = {
-        f"{model}, {n} GPUs": by_sizes("titan", model, workers=n, batch=batch, steps=3, sync="ring")
+    return {"dataflow": program("jobs_of_a_driver:descent", 10, 0.1, ranks=4)} | {
+        f"{model}, {n} GPUs": by_sizes("titan", model, batch=batch, steps=3, **owned(n))
         for model, batch in (("alexnet", 256), ("vgg16", 24), ("googlenet", 120))
-        for n in (1, 2, 4)
+        for n in (2, 4)
     }
-    return runs | {"dataflow": program("jobs_of_a_driver:descent", 10, 0.1, ranks=4)}
 
 
 def _on_paper(
@@ -153,8 +157,8 @@ def _mariana() -> dict[str, Experiment | Program]:
 def _caffe() -> dict[str, Experiment | Program]:
     big = dict(batch=64, steps=3, sync={**DEVICES, "node_size": 4})
     nodes = {f"{n} executors of 4": by_sizes("p100-25gbe", "resnet50", workers=4 * n, **big) for n in (1, 8)}
-    slices = {f"slices, {name}": each for name, each in same_as_alone(split={"zero": 1}).items()}
-    sums = same_as_alone(sync={**DEVICES, "node_size": 2})
+    slices = {f"slices, {name}": each for name, each in same_as_alone(**owned(4)).items()}
+    sums = same_as_alone(sync={**DEVICES, "node_size": 2}, snapshot={"every": 10})
     return nodes | slices | sums | {"features": program("features:extract_and_classify", ranks=4)}
 
 
@@ -246,7 +250,7 @@ SYSTEMS = (
     ),
     System(
         "parameter_server", "Parameter server", 2014, "M. Li et al., OSDI 2014", "bounded staleness", "sharded",
-        "one model", "key ranges on servers, a bounded delay; rows pushed and pulled sparsely, with keys cached",
+        "one model", "ranges of weights, or rows in turn, on servers; a bounded delay; sparse rows, with keys cached",
         lambda: {**_bounded(), **same_as_alone(sync=ps(servers=3, replicas=1), deaths=ONE_DIES),
                  "words": _words(), "words, filtered": _words(threshold=0.02)},
         (shape("a step needs less than a fifth of the rows (4 workers, 1,000 words)",
@@ -288,8 +292,8 @@ SYSTEMS = (
     ),
     System(
         "minerva", "Minerva", 2015, "README of dmlc/minerva: AlexNet, VGG and GoogLeNet on four GTX Titan",
-        "synchronous", "decentralised", "one model",
-        "a dataflow of tasks, each started when its inputs are ready; replicas on the GPUs of one machine", _minerva,
+        "synchronous", "sharded", "one model",
+        "a dataflow of tasks, each started when its inputs are ready; each GPU owns and updates some weights", _minerva,
         (shape("descent as a dataflow of tasks on four devices equals that of one process, to 1e-9",
                lambda runs: max(runs["dataflow"]) < 1e-9),
          *(Figure(f"{key}, images/s (one GPU: fitted)", published, lambda runs, key=key: rate(runs[key]), 0.2, "fitted")
@@ -349,8 +353,8 @@ SYSTEMS = (
     ),
     System(
         "caffeonspark", "CaffeOnSpark", 2016, "A. Feng, J. Shi and M. Jain, Yahoo, February 2016", "synchronous",
-        "hierarchical", "one model", "sums over devices, then executors, or by owners of slices; features go to MLlib",
-        _caffe,
+        "hierarchical", "one model",
+        "sums over devices, then executors, or by owners of slices; snapshots; features go to MLlib", _caffe,
         (PARITY,
          shape("peers that own slices: the same losses as one process, to 1e-9",
                lambda runs: apart(runs["slices, one process"], runs["slices, system"]) < 1e-9),
@@ -358,12 +362,12 @@ SYSTEMS = (
                lambda runs: abs(runs["features"][0][1] - runs["features"][0][0]) < 0.02),
          shape("8 executors are more than 4 times as fast as one",
                        lambda runs: rate(runs["8 executors of 4"]) > 4 * rate(runs["1 executors of 4"]))),
-        missing="snapshots",
+        missing="owners of slices between the sums over devices",
     ),
     System(
         "multiverso", "DMTK, Multiverso", 2015, "Microsoft DMTK; K. Chen and Q. Huo, ICASSP 2016 (block momentum)",
         "asynchronous or synchronous", "sharded", "one model",
-        "tables by rows, in step or not; or workers average every k steps, with block momentum in CNTK", _averaged,
+        "tables by rows; asynchronous servers; averages every k steps, with block momentum in CNTK", _averaged,
         (learns("asynchronous"), learns("local"), learns("block_momentum"),
          shape("Get and Add by rows: over 75 % correct", lambda runs: _right(runs["table"]) > 0.75)),
     ),

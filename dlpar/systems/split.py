@@ -40,9 +40,8 @@ def _megatron() -> dict[str, Experiment]:
 
 def _tiled() -> dict[str, Experiment]:
     images = dict(model={"name": "cnn", "width": 64}, batch=64, steps=150, workers=4, evaluate_every=1000)
-    shared = Experiment(
-        split={"kind": "spatial", "rows": 2, "columns": 2}, cluster={"world": "simulated"}, **images
-    )
+    halves = {"kind": "spatial", "rows": 2, "columns": 2}
+    shared = Experiment(split=halves, cluster={"world": "simulated"}, **images)
     return {"shared weights": shared, "tiles": shared.replace(split={"tiled": True})}
 
 
@@ -53,11 +52,8 @@ def _stacking() -> dict[str, Experiment]:
     kinds = {"1 block": narrow.replace(workers=1), "4 blocks": narrow.replace(workers=4, split="stacking")}
     found = {f"{name}, seed {seed}": e.replace(seed=seed) for name, e in kinds.items() for seed in range(5)}
     wide = narrow.replace(batch=512, steps=20, workers=4, model={"width": 512})
-    cuts = {"stack": {"kind": "stacking"}, "pipeline": {"kind": "pipeline", "microbatches": 4}}
-    depths = {"stack": 1, "pipeline": 3}
-    return found | {
-        name: wide.replace(model={"depth": depths[name]}, split=cut) for name, cut in cuts.items()
-    }
+    pipeline = wide.replace(model={"depth": 3}, split={"kind": "pipeline", "microbatches": 4})
+    return found | {"stack": wide.replace(model={"depth": 1}, split="stacking"), "pipeline": pipeline}
 
 
 def _right(runs: Runs, name: str) -> float:

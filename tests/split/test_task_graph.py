@@ -110,7 +110,7 @@ def test_a_shuffle_groups_by_key_and_a_join_meets_another_table(keys):
     number = stages(graph)
     assert {number["textFile 0"], number["map 0"]} == {0}  # narrow: a map stays with its text
     # A shuffle begins a stage, if a map's result has several takers. A join of two partitions is narrow.
-    assert number["groupByKey 0"] == number["join 0"] == (keys > 1)
+    assert number["reduceByKey 0"] == number["join 0"] == (keys > 1)
 
 
 def quadratic(step: int, worker: int, weights: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,29 @@ def test_workers_run_a_script_and_their_results_and_failures_are_told_apart(scri
     assert not workers[0].job.folder.exists()
 
 
+def test_a_script_imports_what_lies_beside_it_and_a_process_that_dies_is_named(script):
+    script("seven = 7", "beside.py")
+    path = script(
+        "import os, time\nfrom beside import seven as result\n"
+        "if os.environ['DLPAR_WORKER'] == '1': time.sleep(0.5); os._exit(3)\n"
+        "if os.environ['DLPAR_WORKER'] == '2': time.sleep(60)\n"
+    )
+    workers = launch_workers(3, path)
+    found = await_workers(workers, timeout=30)
+    stop_workers(workers)
+    assert [(each["index"], each["result"]) for each in found["workers"]] == [(0, 7)]
+    assert [each["index"] for each in found["failures"]] == [1, 2]
+    assert all("rank 1" in each["error"] and "3" in each["error"] for each in found["failures"]), found
+
+
+@pytest.mark.parametrize("n", ["3", None, 2.5, 0])
+def test_a_number_of_workers_that_is_none_is_refused_in_a_sentence(script, n):
+    with pytest.raises(BadExperiment, match=f"^worker processes: got {n}, allowed is a whole number from 1$"):
+        launch_workers(n, script("pass"))
+    with pytest.raises(BadExperiment, match="^worker script: got 'None', allowed is the path of a file$"):
+        launch_workers(1, None)
+
+
 @pytest.mark.slow
 def test_one_that_still_runs_is_a_failure_of_the_wait_and_can_be_stopped(script):
     workers = launch_workers(

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from simulations import simulation_of
 
 from dlpar import Experiment, lab
-from dlpar.systems import SYSTEMS
+from dlpar.systems import SYSTEMS, find
 from dlpar.systems.field import (
     CONSISTENCY,
     PARAMETERS,
@@ -18,6 +19,7 @@ from dlpar.systems.field import (
     field_map,
     place,
     place_of,
+    published,
     system_panel,
     works,
 )
@@ -75,8 +77,25 @@ def test_every_system_that_can_be_chosen_has_a_panel_and_the_last_panel_is_close
     assert first.comm is None and below.children[0] is not first
     below.children[0].close()
     for name in {each.name for each in SYSTEMS} - {name for _, name in choice.options}:
-        with pytest.raises(BadSystem, match=f"got '{name}', allowed is a system that trains here"):
+        with pytest.raises(BadSystem, match=f"got '{name}', allowed is one with two training runs"):
             system_panel(name)
+
+
+@pytest.mark.parametrize("name", ["Rudra", "nobody", "cloudera_ml", None])
+def test_a_system_that_cannot_be_chosen_is_refused_in_a_sentence(name):
+    with pytest.raises(BadSystem, match="^NAME: got "):
+        choose_system(name)
+
+
+def test_the_runs_of_a_panel_are_compared_with_the_figures_that_they_show(tmp_path):
+    own = {
+        key: each for key, each in find("mapreduce", SYSTEMS).experiments().items() if "workers" not in key
+    }
+    runs = [simulation_of(each, tmp_path / key) for key, each in own.items()]
+    table = published("mapreduce", runs).data
+    assert "the same losses as one process" in table and "the reducer's port" not in table
+    with pytest.raises(ValueError, match="^runs: got 1, allowed is one of each experiment of mapreduce"):
+        published("mapreduce", runs[:1])
 
 
 def test_the_map_shows_all_systems_and_a_combination_that_nobody_has_published():

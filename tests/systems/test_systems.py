@@ -11,7 +11,6 @@ from simulations import Simulations
 from dlpar.cli import main
 from dlpar.config.experiment import Experiment
 from dlpar.systems import SYSTEMS, BadSystem, Figure, compare, find, run
-from dlpar.systems.record import BASES
 
 NAMES = [system.name for system in SYSTEMS]
 
@@ -28,7 +27,9 @@ def test_there_are_24_systems_or_more_each_with_its_own_name_source_and_place_on
         assert system.parameters in ("centralised", "sharded", "hierarchical", "decentralised")
         assert system.training in ("one model", "averaged models")
         assert re.match("synchronous|asynchronous|bounded staleness", system.consistency)
-        assert system.figures and all(figure.basis in BASES for figure in system.figures)
+        assert system.figures and all(
+            figure.basis in ("reported", "fitted", "shape", "memory") for figure in system.figures
+        )
         experiments = system.experiments()
         assert experiments and all(
             isinstance(each, Experiment) or callable(each) for each in experiments.values()
@@ -63,6 +64,17 @@ def test_an_unknown_system_is_refused_in_a_sentence_with_names_that_are_alike():
         BadSystem, match="^NAME: got 'horovot', allowed is a name that .* lists, such as horovod"
     ):
         find("horovot", SYSTEMS)
+    for asked, such in (
+        ("BigDL", "bigdl"),
+        ("MXNet", "mxnet_kvstore"),
+        ("D-PSGD", "dpsgd"),
+        ("AD-PSGD", "gossip"),
+    ):
+        with pytest.raises(BadSystem, match=f"such as .*{such}"):
+            find(asked, SYSTEMS)
+    for odd in (None, 3, ["bigdl"]):
+        with pytest.raises(BadSystem, match="^NAME: got "):
+            find(odd, SYSTEMS)
 
 
 def test_the_command_lists_them_and_refuses_others(capsys):
