@@ -138,8 +138,8 @@ class ParameterServer(SyncPart):
     rules = (
         ("sync.staleness_aware", (True,), "optimizer", ("sgd", "momentum"), "others undo this division"),
         ("sync.staleness_aware", (True,), "sync.group_consistency", ("bsp",), "a leaf hides how old a push is"),
-        *if_chosen("sync.group_consistency", ("asp",), "a leaf passes on each push of its group",
-                   {"sync.groups": Other([0]), "sync.consistency": ("bsp", "asp")}),
+        *if_chosen("sync.group_consistency", ("asp",), "a leaf passes on each push, and waits for its answer",
+                   {"sync.groups": Other([0]), "sync.consistency": ("bsp", "asp"), "sync.overlap": (False,)}),
         *if_chosen("sync.group_period", Other([0]), "groups average whole models, each after updates of its own",
                    {"sync.groups": Other([0]), "sync.group_consistency": ("bsp",), "sync.push_every": (1,),
                     "sync.consistency": ("bsp", "asp"), "averaging.method": NONE, "sync.overlap": (False,)}),

@@ -214,7 +214,8 @@ class SyncBatchNorm(nn.Module):
     the same (Zhang et al., "Context Encoding", CVPR 2018, section 3.1).
 
     Ranks may have different numbers of samples.  Parameters, buffers and the layer's behaviour in
-    evaluation are those of the wrapped layer.
+    evaluation are those of the wrapped layer.  With micro-batches the networks differ: the statistics are of the
+    ranks' micro-batches together, and one process has other micro-batches.
     """
 
     def __init__(self, layer: nn.modules.batchnorm._BatchNorm, comm: Comm) -> None:

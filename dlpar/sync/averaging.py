@@ -76,6 +76,9 @@ class Averaging(Scheme):
 
     def resume(self, own: int, done: int) -> None:
         self.inner.resume(own // self.period, done // self.period)
+        # A worker's snapshot and that of free servers are of different moments. The servers' counts.
+        if self.experiment.sync.runs_free and not self.elastic:
+            self.agreed.copy_(self.replica.weights)
 
     def combine(self) -> None:
         if self.ends_block:

@@ -60,6 +60,7 @@ class Hogwild(Scheme):
         super().resume(own, done)
         self.updates[self.comm.rank] = own
         self.tickets.resume(own, done)
+        self.comm.barrier()  # a worker that goes on earlier would take the others' counts for zero
 
     def steps(self) -> Iterator[int]:
         clock, more = self.first, self.tickets.take()

@@ -147,9 +147,7 @@ def asks(experiment: Experiment) -> bool:
 def leaf_of(experiment: Experiment, worker: int) -> int | None:
     """Return the rank of a worker's leaf server, or None if workers communicate directly with the servers."""
     sync, workers = experiment.sync, experiment.workers
-    if not sync.groups:
-        return None
-    return workers + sync.servers + worker * sync.groups // workers
+    return workers + sync.servers + worker * sync.groups // workers if sync.groups else None
 
 
 class Kind(IntEnum):

@@ -172,7 +172,7 @@ def _coordinate(shards: _Shards, iterations: int, lr: float, history: int) -> Ou
         for (y, s, inverse), share in zip(pairs[-history:], reversed(shares)):
             shards.tell(COMBINE, D, s, 1.0, share - inverse * shards.ask(DOT, y, D))
         shards.tell(COMBINE, BEFORE, G, 0.0, 1.0)
-        t = lr if iteration else min(1.0, 1 / shards.ask(L1, G)) * lr
+        t = lr if iteration else min(1.0, 1 / (shards.ask(L1, G) or 1.0)) * lr
         shards.tell(COMBINE, X, D, 1.0, t)
         if iteration + 1 < iterations:
             losses.append(shards.evaluate())

@@ -80,11 +80,9 @@ class Server:
         self.under_way: list[Request] = []
         self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
-        # Number of pushes that a client may have under way: its group's, if leaves forward each worker's push
-        # separately.
+        # Pushes that may be under way: one of each client, or of each worker if leaves forward these separately.
         sync = experiment.sync
-        self.at_once = experiment.workers // len(self.clients) if sync.group_consistency == "asp" else 1
-        pushing = len(self.clients) * self.at_once
+        pushing = experiment.workers if sync.group_consistency == "asp" else len(self.clients)
         self.total = pushing * experiment.steps // (sync.group_period or sync.push_every)
         self.per_answer = sync.steps_a_fetch // sync.push_every
         self.started = pushing * self.per_answer
@@ -178,7 +176,7 @@ class Server:
             self._answer(client, self.clock[client] - self.clock.slowest)
 
     def _answer(self, client: int, lead: int) -> None:
-        go = self.goes_on()
+        go = self.goes_on(client)
         head = torch.tensor([*self.counts(client, lead), go], dtype=self.answer.head.dtype)
         # Within a host, equal answers are under way together.  On a network they would share the wire, and the
         # first would arrive as late as the last.
@@ -201,8 +199,8 @@ class Server:
         """Make one update from the gathered pushes."""
         self.comm.compute(lambda: self.optimizer.step(self.sum), cost=2 * len(self.sum))
 
-    def goes_on(self) -> bool:
-        """Return whether a client that is answered now may start another step."""
+    def goes_on(self, client: int | None = None) -> bool:
+        """Return whether this client, or any, may start another step if it is answered now."""
         return self.started < self.total or not self.is_first
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
@@ -305,7 +303,7 @@ class WithBackup(Server):
     def may_start(self, client: int) -> bool:
         return self.read[client] < self.version
 
-    def goes_on(self) -> bool:
+    def goes_on(self, client: int | None = None) -> bool:
         return self.version < self.experiment.steps
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
@@ -321,7 +319,8 @@ class Leaf(Server):
     def __init__(self, above: Client, *given: Any) -> None:
         super().__init__(*given)
         self.above, self.is_free = above, self.experiment.sync.group_consistency == "asp"
-        self.given = dict.fromkeys(self.clients, 0)  # each client's version of the weights above
+        # Each client's version of the weights above, and whether a client of a free group may start a step.
+        self.given, self.granted = dict.fromkeys(self.clients, 0), dict[int | None, bool]()
 
     def resume(self, done: int) -> None:
         own = self.weights.clone()
@@ -336,6 +335,7 @@ class Leaf(Server):
         self._push_up(self.sum)
         if self.is_free:  # the push is from one client, and as old as its weights
             self.staleness[self.pushing] = self.above.staleness + known - self.given[self.pushing]
+            self.granted[self.pushing] = self.above.going_on
 
     def _push_up(self, difference: Tensor) -> None:
         self.above.push(0, difference, answered=not self.separate)
@@ -351,8 +351,8 @@ class Leaf(Server):
         super()._answer(client, lead)
         self.given[client] = self.above.version
 
-    def goes_on(self) -> bool:
-        return self.above.going_on
+    def goes_on(self, client: int | None = None) -> bool:
+        return self.granted.get(client, self.above.going_on)
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
         above = self.above
@@ -394,7 +394,7 @@ class OwnLeaf(Leaf):
             self._push_up(self.agreed.sub_(self.weights).div_(self.groups))
             self.agreed.copy_(self.weights)
 
-    def goes_on(self) -> bool:
+    def goes_on(self, client: int | None = None) -> bool:
         return self.above.going_on or self.version % self.period != 0
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:

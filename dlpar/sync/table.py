@@ -139,7 +139,7 @@ def serve(
     """
     own = torch.arange(servers.index(comm.rank), shape[0], len(servers))
     weights = torch.zeros(len(own), shape[1], dtype=DTYPE)
-    inbox = torch.empty(8 * HEAD + len(own) * (8 + weights[0].nbytes), dtype=torch.uint8)
+    inbox = torch.empty(8 * HEAD + len(own) * (8 + DTYPE.itemsize * shape[1]), dtype=torch.uint8)
     clocks, known = dict.fromkeys(workers, 0), dict[tuple[int, int], Tensor]()
     waiting: list[tuple[int, Tensor, int]] = []
     while clocks:

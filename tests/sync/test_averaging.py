@@ -14,6 +14,8 @@ import dlpar
 from dlpar import Experiment
 from dlpar.data import load
 from dlpar.data.sampler import Sampler
+from dlpar.jobs.rank import simulate
+from dlpar.jobs.snapshot import Attempt, State, begin, newest, shard, snapshots_in
 from dlpar.models import build, loss
 from dlpar.replica import Replica
 from dlpar.sync.averaging import outer
@@ -25,6 +27,8 @@ SMALL = dict(
     model={"name": "mlp", "width": 32}, batch=61, steps=40, evaluate_every=1000, dtype="float64", workers=3
 )
 """61 samples on three workers: shares of 21, 20 and 20."""
+
+SIMULATED = {"world": "simulated"}
 
 
 def trained(**fields) -> Trained:
@@ -221,3 +225,21 @@ def test_digits_are_learned_to_94_percent(method, world):
         cluster={"world": world, "threads": 1},
     )
     assert dlpar.launch(e).wait(60).summary["accuracy"] >= 0.94
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp", "ssp"])
+def test_a_resume_changes_no_weights_by_itself(consistency, tmp_path, capfd):
+    """With a learning rate of 0 after the resume, no worker has anything to offer."""
+    fields = dict(workers=4, steps=64, batch=32, lr=0.5, snapshot={"every": 16}, deaths={"die": {2: 0.6}})
+    free = {"scheme": "ps", "consistency": consistency}
+    method, delays = {"method": "local", "period": 4}, {"kind": "exponential", "delay_ms": 20}
+    e = Experiment(**{**SMALL, **fields}, sync=free, averaging=method, delays=delays, cluster=SIMULATED)
+    (tmp_path / "experiment.json").write_text(e.to_json())
+    assert simulate(tmp_path, e) == 1
+    step = snapshots_in(tmp_path)[0]
+    weights = lambda step: State.read(shard(tmp_path, step, 4)).tensors["bucket 0.weights"]
+    before = weights(step).clone()
+    begin(tmp_path, newest(tmp_path, e))
+    still = e.replace(lr=0.0, deaths={"die": {}})
+    assert simulate(tmp_path, still, attempt=Attempt.of(tmp_path)) == 0
+    assert 0 < step < 64 and torch.equal(weights(64), before)

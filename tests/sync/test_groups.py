@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from simulations import trained
 
-from dlpar import Experiment, launch
+from dlpar import Experiment, Run, launch
 from dlpar.config.schema import BadExperiment
+from dlpar.jobs.rank import simulate
 
 SMALL = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=10_000)
 JITTER = {"kind": "gamma", "delay_ms": 10.0, "delay_cv": 0.3}
@@ -109,3 +110,26 @@ def test_combinations_without_a_meaning_are_refused_in_a_sentence(fields, senten
     with pytest.raises(BadExperiment, match="^[^\n]+$") as error:
         Experiment(workers=4, steps=40, sync=ps(**fields))
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(("workers", "groups", "consistency"), [(4, 1, "asp"), (4, 1, "bsp"), (8, 2, "asp")])
+def test_free_groups_whose_workers_pull_do_every_step_they_were_granted(
+    workers, groups, consistency, tmp_path
+):
+    """A worker that pulled after another's push had been told the end was told it, too, one step early."""
+    free = {"scheme": "ps", "groups": groups, "group_consistency": "asp", "consistency": consistency}
+    fields = dict(workers=workers, batch=32, steps=6, evaluate_every=1000, sync={**free, "pull": "separate"})
+    sizes = {"world": "simulated", "messages": "sizes", "stand_in_for": "resnet50"}
+    experiment = Experiment(**fields, cluster=sizes)
+    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    assert simulate(tmp_path, experiment) == 0
+    run = Run(tmp_path)
+    assert run.summary["steps"] == 6 and len(run.steps) == 6 * workers
+
+
+def test_free_groups_that_push_in_buckets_are_refused():
+    """A leaf waits for the answer to a bucket: two leaves that wait for different buckets would wait for ever."""
+    with pytest.raises(
+        BadExperiment, match="^sync.overlap: got True, allowed with group_consistency asp is False"
+    ):
+        Experiment(workers=4, sync={"scheme": "ps", "groups": 2, "group_consistency": "asp", "overlap": True})

@@ -69,3 +69,23 @@ def test_every_workers_last_step_says_what_was_lost():
 def test_an_optimizer_with_a_state_is_refused():
     with pytest.raises(BadExperiment, match="optimizer: got 'adam', allowed with sync hogwild is sgd"):
         Experiment(sync="hogwild", optimizer="adam")
+
+
+def test_after_a_resume_workers_know_each_others_updates_from_the_first_step():
+    """A worker that began before the others had told their counts took these counts for updates of the moment."""
+    fields = dict(
+        batch=48, steps=400, evaluate_every=10_000, snapshot={"every": 50}, deaths={"die": {1: 0.6}}
+    )
+    job = dlpar.launch(Experiment(workers=3, sync="hogwild", **fields))
+    with pytest.raises(dlpar.JobFailed):
+        job.wait(90)
+    run = dlpar.resume(job.run).wait(90)
+    again, resumed = dict[str, list](), set()
+    for source, record in run.records():
+        if record["k"] == "rank" and record.get("attempt"):
+            resumed.add(source)
+        elif record["k"] == "step" and source in resumed:
+            again.setdefault(source, []).append((record["step"], record["lead"]))
+    slowest = min(steps[0][0] for steps in again.values())
+    assert len(again) == 3 and slowest > 0
+    assert all(lead <= step - slowest for steps in again.values() for step, lead in steps)

@@ -122,3 +122,14 @@ def test_pairs_that_are_left_out_overwrite_none_in_use(history):
     )
     found = of_shards(on_ranks(program, 4), 2)
     assert torch.allclose(found, weights.detach(), rtol=0, atol=1e-8)
+
+
+def test_a_start_at_the_minimum_stays_there():
+    class Bowl(LeastSquares):
+        def __init__(self) -> None:
+            super().__init__()
+            self.y = torch.zeros_like(self.y)
+
+    program = partial(sandblaster, problem=Bowl(), shards=1, iterations=3, portions=2)
+    found = on_ranks(program, 3)
+    assert found[0].losses == [0.0] * 3 and of_shards(found, 1).abs().max() == 0

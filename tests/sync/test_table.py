@@ -110,3 +110,17 @@ def test_a_value_filter_holds_small_changes_back_and_loses_none():
 def test_a_table_trains_on_real_processes():
     found = spmd(train, 1, 40, 48, 2.0, 2, workers=4)
     assert accuracy(found, 1) > 0.6 and all(each["oldest"] <= 2 for each in found[:3])
+
+
+def test_a_server_without_rows_waits_for_the_end():
+    def program(comm):
+        if comm.rank:
+            return len(serve(comm, [0], [1, 2, 3], (2, 3)))
+        table, rows = Table(comm, [1, 2, 3], (2, 3)), torch.tensor([0, 1])
+        table.add(rows, torch.ones(2, 3, dtype=torch.float64))
+        table.clock()
+        seen = table.get(rows).sum().item()
+        table.leave()
+        return seen
+
+    assert on_ranks(program, 4) == [6.0, 1, 1, 0]
