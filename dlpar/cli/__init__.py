@@ -90,8 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, RuntimeError):
             return _end(FAILED, f"{name}: {error}")
         return _end(BAD_REQUEST, "\n".join(f"{name}: {line}" for line in str(error).splitlines()))
-    except KeyboardInterrupt:
-        return _end(130, f"{name}: stopped by Ctrl-C")
+    except KeyboardInterrupt as stop:
+        asked = (*stop.args, signal.SIGINT)[0]
+        return _end(128 + asked, f"{name}: stopped by {STOPS[asked]}")
     except BrokenPipeError:  # the reader of our output has closed: `dlpar runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -247,4 +248,4 @@ class Stops:
         if is_first:
             self.asked = signal.Signals(number)
         if is_first == self.interrupting:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self.asked)

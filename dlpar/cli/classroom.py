@@ -9,6 +9,7 @@ import pwd
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -188,10 +189,8 @@ def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
         except ValueError as error:
             raise BadRequest(f"--ranks: {error}".replace("slots: ", "", 1)) from None
         print(f"{ranks} job slots at {path}", flush=True)
-        try:
+        with closing(keeper):
             _keep(keeper, lambda: stops.asked is not None)
-        finally:
-            keeper.close()
     return 128 + stops.asked
 
 

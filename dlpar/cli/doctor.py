@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dlpar.cli import FAILED, AsJSON, BadRequest, flags
+from dlpar.cli import FAILED, AsJSON, BadRequest, Stops, flags
 from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
@@ -68,7 +68,7 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
         from dlpar.cli.platforms import print_platform  # these imports load much more than a diagnosis needs
         from dlpar.theory import calibrate as measuring
 
-        with flags.named_as_flags():
+        with flags.named_as_flags(), Stops(interrupting=True):
             print_platform(measuring.calibrate(measuring.THOROUGH, hostfile), as_json)
         return 0
     machine = look()

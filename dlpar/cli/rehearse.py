@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dlpar.cli import STOPS, AsJSON, BadRequest, Stops
+from dlpar.cli import AsJSON, BadRequest, Stops
 from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Finding, diagnose, look
 from dlpar.course.curriculum import labs as known_labs
 from dlpar.course.rehearse import Result
@@ -49,22 +48,18 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
         raise BadRequest(f"LAB: got {unknown[0]!r}, allowed is any of {', '.join(known_labs())}")
     from dlpar.course.labs import rows  # this import loads every figure
 
-    with Stops(interrupting=True) as stops:
-        try:
-            lacks = list(machine_lacks())
+    with Stops(interrupting=True):
+        lacks = list(machine_lacks())
+        if not as_json:
+            for f in lacks:
+                print(f"{f.level:6}  {f.subject}: {f.said}{f.mend and f'; {f.mend}'}")
+        results = []
+        for result in run_rows(rows(names)):
+            results.append(result)
             if not as_json:
-                for f in lacks:
-                    print(f"{f.level:6}  {f.subject}: {f.said}{f.mend and f'; {f.mend}'}")
-            results = []
-            for result in run_rows(rows(names)):
-                results.append(result)
-                if not as_json:
-                    how = "held" if result.held else "FAILED"
-                    took = f"{result.world:16} {result.seconds:5.1f} s  {result.belief}: {result.said}"
-                    print(f"{how:6}  {result.lab} {result.preset:24} {took}", flush=True)
-        except KeyboardInterrupt:
-            print(f"dlpar rehearse: stopped by {STOPS[stops.asked]}", file=sys.stderr)
-            return 128 + stops.asked
+                how = "held" if result.held else "FAILED"
+                took = f"{result.world:16} {result.seconds:5.1f} s  {result.belief}: {result.said}"
+                print(f"{how:6}  {result.lab} {result.preset:24} {took}", flush=True)
     failed = sum(not each.held for each in results)
     broken = sum(finding.level == BROKEN for finding in lacks)
     if as_json:

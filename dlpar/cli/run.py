@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from dlpar.cli import STOPS, AsJSON, Failed, Stops, flags
 
 if TYPE_CHECKING:
+    from dlpar.config.experiment import Experiment
     from dlpar.jobs.launch import Job
 
 
@@ -33,7 +35,16 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
 
     if said := warning(chosen):
         print(f"dlpar run: {said}", file=sys.stderr)
-    return _watched("run", lambda: launch(chosen), as_json)
+    return _watched("run", lambda: launch(_from_anywhere(chosen)), as_json)
+
+
+def _from_anywhere(experiment: Experiment) -> Experiment:
+    """Return an experiment with absolute paths of its files, so that it can be resumed from any folder."""
+    given = {n: getattr(experiment.cluster, n) or "" for n in ("platform", "stand_in_for", "hostfile")}
+    # Names of platforms and of workloads have neither a slash nor a dot.
+    paths = {n: p for n, p in given.items() if os.path.exists(p) and (n == "hostfile" or {*"/."} & {*p})}
+    folder = {"folder": os.path.abspath(f)} if os.path.exists(f := experiment.data.folder or "") else {}
+    return experiment.replace(cluster={n: os.path.abspath(p) for n, p in paths.items()}, data=folder)
 
 
 def resume(
@@ -73,10 +84,8 @@ def _watched(command: str, start: Callable[[], Job], as_json: bool) -> int:
             raise Failed(f"{error}; `dlpar doctor` says what this machine can run") from None
         follow(job, stops, silent=as_json)
     if stops.asked is not None and job.folder.exists() and job.run.status != "done":
-        print(
-            f"dlpar {command}: stopped by {STOPS[stops.asked]}; its records are in {job.folder}",
-            file=sys.stderr,
-        )
+        said = f"dlpar {command}: stopped by {STOPS[stops.asked]}; its records are in {job.folder}"
+        print(said, file=sys.stderr)
         return 128 + stops.asked
     try:
         finished = job.wait()

@@ -127,7 +127,7 @@ def _begin(record: Recorder, experiment: Experiment, launched: float | None, att
     record.header(role=role(attempt.fit(experiment), record.comm.rank), **facts)
     if record.comm.rank == 0:
         now = time.time()
-        at = {} if record.comm.world.clock == "virtual" else {"at": now}
+        at = {"at": now} if record.comm.world.clock == "wall" else {}
         record.event("start", launch_s=now - launched if launched else None, **at)
 
 

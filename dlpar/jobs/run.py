@@ -56,7 +56,9 @@ class Run:
         self.id = self.path.name
 
     def __repr__(self) -> str:
-        return f"<Run {self.id}: {self.experiment}, {self.status}>"
+        with suppress(BadExperiment):
+            return f"<Run {self.id}: {self.experiment}, {self.status}>"
+        return f"<Run {self.id}: its experiment cannot be read>"
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -224,8 +226,8 @@ class Run:
     @property
     def evals(self) -> pd.DataFrame:
         """Results of tests on held-out samples, with columns ``step t accuracy loss samples``."""
-        rows = [record for _, record in self._of_kind("eval")]
-        return _frame(rows, ["step", "t", "accuracy", "loss", "samples"])
+        tests = _frame([r for _, r in self._of_kind("eval")], "step t accuracy loss samples".split())
+        return tests.drop_duplicates("step", keep="last", ignore_index=True)  # as of repeated steps
 
     @property
     def spans(self) -> pd.DataFrame:
@@ -253,8 +255,7 @@ class Run:
         folder, written = Path(folder), []
         folder.mkdir(parents=True, exist_ok=True)
         for name in TABLES:
-            table = getattr(self, name)
-            if len(table):
+            if len(table := getattr(self, name)):
                 written.append(folder / f"{name}.csv")
                 table.to_csv(written[-1], index=name == "ranks")
         return written
@@ -265,7 +266,7 @@ class Run:
         Each rank is a process of the trace with one thread for its spans. The loss of its samples is a
         counter.  Source: "Trace Event Format", Google, 2016.
         """
-        events = [event for found in self.records() for event in _trace(*found)]
+        events = [event for found in self.records() if found[0] != "job" for event in _trace(*found)]
         trace = {"traceEvents": events, "otherData": {"run": self.id, "clock": self.clock}}
         with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as file:
             file.write(json.dumps(trace))
@@ -327,8 +328,6 @@ def _find(which: str | os.PathLike) -> Path:
 
 def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:
     """Yield a record's events in the Trace Event Format. Times are in microseconds."""
-    if source == "job":
-        return
     of_rank = {"pid": rank_of(source), "tid": 0}
     kind, at = record["k"], record.get("t", 0.0) * 1e6
     if kind == "rank":

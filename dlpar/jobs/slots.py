@@ -128,9 +128,8 @@ class Talk(Connection):
             messages = super().hear()
         except OSError:
             raise NoSlots("job slots: the keeper has ended; start it again") from None
-        for message in messages:
-            if "refused" in message:
-                raise NoSlots(message["refused"])
+        if refused := [message["refused"] for message in messages if "refused" in message]:
+            raise NoSlots(refused[0])
         return messages
 
 

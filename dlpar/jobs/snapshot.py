@@ -295,6 +295,8 @@ def begin(folder: Path, attempt: Attempt) -> None:
     write_whole(folder / ATTEMPT, json.dumps(attempt._replace(began=began)).encode(), synced=True)
     for name in attempts[-1]:
         (folder / name).rename(folder / f"{source_of(name)}.{attempt.number - 1}.jsonl")
+    if (log := folder / "log.txt").exists():  # its words would explain the end of the next attempt
+        log.rename(folder / f"log.{attempt.number - 1}.txt")
     for name in ("summary.json", REFUSAL, ORDERS):
         (folder / name).unlink(missing_ok=True)
     remove_sets(folder, lambda step, is_complete: step > attempt.step or not is_complete)

@@ -128,3 +128,34 @@ def test_a_flag_without_effect_is_told_of_and_the_run_goes_on():
     )
     assert (done.returncode, json.loads(done.stdout)["steps"]) == (0, 3)
     assert done.stderr == "dlpar run: --staleness has no effect: it is meant with --consistency ssp\n"
+
+
+@pytest.mark.slow
+def test_a_run_finds_its_files_from_any_folder(tmp_path, monkeypatch):
+    """An unrelated file of the same relative name changed a resumed run without a word."""
+    for folder, platform in (("one", "cpu-10gbe"), ("other", "k80-1gbe")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text(f'extends = "{platform}"\n')
+    asked = ["--platform", "./mine.toml", "--world", "simulated", "--workers", "2", "--steps", "30"]
+    monkeypatch.chdir(tmp_path / "one")
+    done = program("run", *asked, "--snapshot-every", "10", "--die", "1=0.5", "--json")
+    assert done.returncode == 1
+    monkeypatch.chdir(tmp_path / "other")
+    assert program("resume").returncode == 0
+    run = dlpar.runs()[0]
+    assert run.experiment.cluster.platform == str(tmp_path / "one" / "mine.toml")
+    pace = run.curve["samples_per_s"]
+    assert pace[25] == pytest.approx(pace[5], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_change_what_ended_the_run():
+    command = subprocess.Popen(
+        [*PROGRAM, "run", "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    run = eventually(newest, 60, "a run")
+    command.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    command.send_signal(signal.SIGTERM)
+    _, said = command.communicate(timeout=30)
+    assert command.returncode == 143 and "stopped by SIGTERM" in said and run

@@ -141,3 +141,19 @@ def test_deleting_is_refused_while_the_run_lives():
         job.stop()
     job.run.delete()
     assert not os.path.exists(job.folder)
+
+
+def test_a_test_that_a_resumed_run_repeats_is_listed_once(tmp_path):
+    (tmp_path / "experiment.json").write_text(Experiment(workers=1, steps=4).to_json())
+    test = {"k": "eval", "loss": 0.5, "samples": 8}
+    first, again = ([test | {"step": step, "t": t, "accuracy": a} for step, t, a in rows]
+                    for rows in (((2, 1.0, 0.5), (4, 2.0, 0.6)), ((4, 3.0, 0.7),)))  # fmt: skip
+    for name, rows in (("rank-0.0.jsonl", first), ("rank-0.jsonl", again)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evals = Run(tmp_path).evals
+    assert evals["step"].tolist() == [2, 4] and evals["accuracy"].tolist() == [0.5, 0.7]
+
+
+def test_a_run_whose_experiment_is_damaged_can_still_be_printed(tmp_path):
+    (tmp_path / "experiment.json").write_text("{")
+    assert repr(Run(tmp_path)) == f"<Run {tmp_path.name}: its experiment cannot be read>"

@@ -9,13 +9,16 @@ import time
 from contextlib import suppress
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import eventually
 
 import dlpar
+from dlpar import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs import snapshot
+from dlpar.jobs.diagnosis import pids_of
 from dlpar.jobs.launch import Job, JobFailed
 from dlpar.jobs.rank import simulate
 from dlpar.jobs.run import Run
@@ -490,3 +493,19 @@ def test_a_killed_job_is_resumed_in_its_folder(changes, bsp, number, tmp_path):
 def test_what_cannot_be_is_refused_before_the_run(changes, said):
     with pytest.raises(BadExperiment, match=said):
         trained(**changes)
+
+
+def test_a_resumed_run_ends_for_its_own_reason(tmp_path):
+    """The first attempt's words in the log explained the second attempt's end."""
+    job = dlpar.launch(Experiment(workers=2, steps=4000, evaluate_every=1000, snapshot={"every": 20}))
+    job.wait_steps(60)
+    job.kill(1)
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
+        job.wait(60)
+    again = dlpar.resume(job.run)
+    again.wait_steps(120)
+    victim = next(pid for pid, rank in pids_of(job.folder).items() if rank == 0 and psutil.pid_exists(pid))
+    os.kill(victim, signal.SIGSEGV)
+    with pytest.raises(dlpar.JobFailed, match="^rank 0 was killed by SIGSEGV"):
+        again.wait(60)
+    assert "SIGKILL" not in job.run.log and (job.folder / "log.0.txt").exists()
