@@ -6,6 +6,7 @@ import math
 import pytest
 
 import dlpar
+from dlpar import Experiment
 from dlpar.jobs import goodput as goodput_of_runs
 from dlpar.jobs.goodput import TimeSpent
 from dlpar.jobs.tail import lines_of
@@ -189,3 +190,13 @@ def test_survivors_lose_the_interrupted_step_and_the_empty_seat():
     # A third of the time after the death is the empty seat's, and the survivors' new start comes on top.
     assert seconds["restarting"] > 0.9 * (run.steps["t"].max() - died) / 3
     assert seconds["restarting"] < wall / 2
+
+
+def test_the_time_between_two_attempts_is_not_added_to_a_logical_clock():
+    fields = dict(workers=2, steps=40, snapshot={"every": 10}, deaths={"die": {1: 0.5}}, evaluate_every=1000)
+    job = dlpar.launch(Experiment(**fields, cluster={"world": "paced"}))
+    with pytest.raises(dlpar.JobFailed):
+        job.wait(60)
+    summary = dlpar.resume(job.run).wait(60).summary
+    assert summary["clock"] == "logical" and summary["wall_s"] < 0.1  # starting again takes longer
+    assert summary["time_spent"]["restarting"] < 0.1
