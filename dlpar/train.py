@@ -49,7 +49,7 @@ def train(
     own, done = keeper.own, keeper.done
     delays = Delays(experiment, comm, record, done)
     held_out = HeldOut(comm, experiment, part, dataset, record)
-    if sync.chosen:
+    if sync.chosen and not keeper.resumed:  # a resumed run keeps its choice
         record.event("chosen", **sync.chosen)
     keeper.hold(sync=sync, delays=delays, held_out=held_out)
     part.rest = sync.rest()

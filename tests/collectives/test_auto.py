@@ -153,3 +153,16 @@ def test_a_speed_is_measured_on_a_carrier_that_sends_one_message_after_the_other
     simulator, comms = simulated_world([0, 1, 2, 3], PLATFORMS["p100-25gbe-roce"], False, kind=InOrder)
     for speed in run_program(simulator, comms, lambda comm: measured(comm, 1_000_000), patience=20):
         assert speed.byte == pytest.approx(1 / 2.8e9, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_choice_and_names_no_other():
+    sync = {"scheme": "ring", **BUCKETS}
+    fields = dict(workers=2, steps=40, sync=sync, snapshot={"every": 10}, deaths={"die": {1: 0.5}})
+    job = dlpar.launch(Experiment(**fields, evaluate_every=1000))
+    with pytest.raises(dlpar.JobFailed):
+        job.wait(60)
+    first = job.run.summary["chosen"]
+    run = dlpar.resume(job.run).wait(60)
+    named = [r for _, r in run.records() if r["k"] == "event" and r["name"] == "chosen"]
+    assert run.summary["chosen"] == first and len(named) == 2  # one of each rank
