@@ -26,6 +26,7 @@ from rich.table import Table
 
 from dlpar.cli import FAILED, AsJSON, BadRequest, Stops, flags
 from dlpar.cli.tables import console
+from dlpar.config.paths import private_folder, runs_folder
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
 from dlpar.jobs.scratch import ROOM_IN_MEMORY, Scratch
@@ -71,6 +72,7 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False, hostfile: str | Non
         with flags.named_as_flags(), Stops(interrupting=True):
             print_platform(measuring.calibrate(measuring.THOROUGH, hostfile), as_json)
         return 0
+    private_folder(runs_folder())  # raises if no run can be kept
     machine = look()
     findings, advice = diagnose(machine), advise(machine)
     broken, costs = ([f.subject for f in findings if f.level == level] for level in (BROKEN, COSTS))

@@ -30,8 +30,7 @@ def platforms(which: Annotated[str | None, typer.Argument()] = None, as_json: As
             return 0
     except BadExperiment as error:
         raise BadRequest(str(error).replace("cluster.platform:", "PLATFORM:", 1)) from None
-    measured = [platform(HERE)] if here_file().is_file() else []
-    known = [*measured, *PLATFORMS.values()]
+    known = [*([platform(HERE)] if here_file().is_file() else []), *PLATFORMS.values()]
     if as_json:
         print(json.dumps([each.model_dump(mode="json") for each in known], indent=1))
         return 0

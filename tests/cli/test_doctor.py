@@ -285,3 +285,10 @@ def test_doctor_survives_a_runtime_folder_that_cannot_be_made():
     done, _ = doctor(DLPAR_RUNTIME="/proc/nowhere")
     assert done.returncode == 1 and "broken  MPI" in done.stdout and "/proc/nowhere" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_doctor_names_a_home_in_which_no_run_can_be_kept(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "file"))
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == f"dlpar doctor: {tmp_path}/file/runs: Not a directory\n"
