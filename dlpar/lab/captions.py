@@ -129,9 +129,9 @@ def throughput(
     if workers == 1:
         return f"One worker trains on {quantity(total)} samples a second{end}"
     slowest = min(by_rank, key=by_rank.__getitem__, default=None)
-    mean = quantity(total / workers)
-    text = f"{workers} workers together train on {quantity(total)} samples a second, {mean} each on average"
-    if slowest is not None and by_rank[slowest] < 0.95 * total / workers:
+    text = f"{workers} workers together train on {quantity(total)} samples a second"
+    text += f", {quantity(total / workers)} each on average" * (experiment.replicas == workers)
+    if slowest is not None and by_rank[slowest] < 0.95 * total / experiment.replicas:
         text += f"; rank {slowest} has the lowest rate{' of those drawn' * (len(by_rank) < workers)}, "
         text += quantity(by_rank[slowest])
     return text + end

@@ -143,12 +143,15 @@ def shares(spans: Iterable[Span], ranks: int, seconds: float) -> dict[str, float
 
 
 def neighbours_of(experiment: Experiment) -> dict[int, set[int]]:
-    """Return the drawn ranks for which each worker waits: neighbours on a fixed graph, or all others."""
+    """Return the drawn ranks for which each worker waits: neighbours on a fixed graph, or all others.
+
+    There are none if ranks share a model, because these wait for different ranks in each pass.
+    """
     drawn = range(theme.workers(experiment))
     if getattr(experiment.sync, "exchange", "") == "neighbours":
         graph = neighbours(experiment.sync, experiment.workers, experiment.seed)
         return {rank: set(graph[rank]) for rank in drawn}
-    return {rank: set(drawn) - {rank} for rank in drawn}
+    return {rank: {*drawn} - {rank} if experiment.replicas == experiment.workers else set() for rank in drawn}
 
 
 def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[int, float, Span]]:
