@@ -132,7 +132,7 @@ def throughput(
     text = f"{workers} workers together train on {quantity(total)} samples a second"
     text += f", {quantity(total / workers)} each on average" * (experiment.replicas == workers)
     if slowest is not None and by_rank[slowest] < 0.95 * total / experiment.replicas:
-        text += f"; rank {slowest} has the lowest rate{' of those drawn' * (len(by_rank) < workers)}, "
+        text += f"; rank {slowest} has the lowest rate{' of those drawn' * (len(by_rank) < experiment.replicas)}, "
         text += quantity(by_rank[slowest])
     return text + end
 

@@ -52,7 +52,7 @@ def field(lab: str, slide: bool = False) -> Markdown:
     ValueError
         If no lab has that number.
     """
-    if str(lab) not in works():
+    if lab not in [*works()]:
         raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(sorted(works()))}")
     chosen = works()[lab] or _all()
     if slide:
@@ -234,9 +234,10 @@ def published(name: str, runs: Sequence[Run]) -> Markdown:
     The runs may also be only those of :func:`system_panel`. Figures of other runs are then left out.
     """
     system = find(name, SYSTEMS)
-    names = next((each for each in (system.experiments(), _training(system)) if len(each) == len(runs)), ())
-    require(len(names) > 0, f"runs: got {len(runs)}, allowed is one of each experiment of {name}")
-    found = compare_figures(system, dict(zip(names, runs)), some=True)
+    every = system.experiments()
+    names = every if len(runs) == len(every) else _training(system)
+    require(len(runs) == len(names), f"runs: got {len(runs)}, allowed is one of each experiment of {name}")
+    found = compare_figures(system, dict(zip(names, runs)), some=len(names) < len(every))
     held = {True: "yes", False: "**no**", None: "not judged"}
     rows = [
         (f.what, f.basis, f"{f.published:g}", f"{f.ours:.3g}", f"{f.tolerance:.0%}", held[f.held])

@@ -42,9 +42,8 @@ def _scheduled(workers: int, driver: float = 5e8) -> Any:
 
 
 def _bigdl() -> dict[str, Any]:
-    nodes = {
-        f"{n} nodes": by_sizes("cpu-10gbe", "googlenet", batch=32, steps=3, **owned(n)) for n in (16, 96)
-    }
+    big = dict(batch=32, steps=3)
+    nodes = {f"{n} nodes": by_sizes("cpu-10gbe", "googlenet", **big, **owned(n)) for n in (16, 96)}
     jobs = {f"{2 * n} tasks": _scheduled(n) for n in (50, 250)}
     jobs["500 tasks, free driver"] = _scheduled(250, 0.0)
     return same_as_alone(**owned(4)) | nodes | jobs

@@ -133,7 +133,7 @@ def find(name: str, systems: Iterable[System]) -> System:
         If there is none. The message is one sentence with similar names.
     """
     known = {system.name: system for system in systems}
-    if str(name) not in known:
+    if name not in [*known]:
         titles = {t.lower(): one.name for one in known.values() for t in (one.name, one.title.split(",")[0])}
         alike = dict.fromkeys(titles[n] for n in difflib.get_close_matches(str(name).lower(), titles, 3, 0.4))
         such = f", such as {', '.join(alike)}" if alike else ""

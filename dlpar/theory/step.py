@@ -300,12 +300,11 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
         return collective_seconds(name, n, nbytes, link, adding=adding / nbytes, eager=costs.eager)
     group = n if name == "star" else min(costs.experiment.sync.node_size, n)
     between_groups = costs.ring(range(0, n, group), elements)
-    if group > 1:
-        # Workers that are answered first send first, so in the long run the root acts as a parameter server.
-        between_groups += Servers(
-            group - 1, 1, nbytes, link, serving=adding, eager=costs.eager
-        ).step_seconds()
-    return between_groups
+    if group == 1:
+        return between_groups
+    # Workers that are answered first send first, so in the long run the root acts as a parameter server.
+    root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
+    return between_groups + root.step_seconds()
 
 
 def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:

@@ -52,6 +52,9 @@ def test_a_row_says_that_it_runs_here_only_where_a_record_does():
 def test_a_lab_that_is_not_there_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="^lab: got '99', allowed is one of 00, 01"):
         lab.field("99")
+    for odd in (11, ["11"], None):
+        with pytest.raises(ValueError, match="^lab: got "):
+            lab.field(odd)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)

@@ -257,3 +257,13 @@ def test_a_rank_whose_pushes_are_dropped_trains_on_nothing():
             board.take(rank, step(number, rank, of=2, dropped=int(rank == 2)))
         board.settle(ended=False)
     assert [plot.by_rank[rank].mean is not None for rank in range(3)] == [True, True, False]
+
+
+def test_ranks_that_share_a_model_have_no_rate_each():
+    """Each rank of a replica works on every sample: half of the rate was told of each of two stages."""
+    cut = Experiment(workers=2, model={"depth": 4}, split={"kind": "pipeline", "stages": 2})
+    assert "each" not in captions.throughput(100.0, {0: 100.0}, cut, None, "exact")
+    hybrid = Experiment(workers=4, model={"depth": 4}, split={"kind": "hybrid", "stages": 2, "tensor": 1})
+    said = captions.throughput(100.0, {0: 60.0, 2: 40.0}, hybrid, None, "exact")
+    assert said == "4 workers together train on 100 samples a second; rank 2 has the lowest rate, 40."
+    assert ", 25 each on average" in captions.throughput(100.0, {}, FOUR, None, "exact")

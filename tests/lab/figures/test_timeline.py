@@ -9,7 +9,7 @@ from simulations import trained
 from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.lab import figures
-from dlpar.lab.figures.timeline import LATE, Lanes, Timeline, clipped, shares, spans_of
+from dlpar.lab.figures.timeline import LATE, Lanes, Timeline, clipped, neighbours_of, shares, spans_of
 from dlpar.lab.plot import drawn
 from dlpar.lab.watch import between
 from lab.folders import finished
@@ -117,6 +117,15 @@ def test_on_a_graph_a_rank_waits_for_its_neighbours_only():
     rows = plot.series("arrows").rows
     pairs = {(int(tail), int(head)) for tail, head in zip(rows[0::3, 1], rows[1::3, 1])}
     assert (1, 2) in pairs and (0, 2) not in pairs
+
+
+def test_ranks_that_share_a_model_get_no_arrow():
+    """Arrows led from stage 3 to stage 0, which sends nothing to it, at a time after the wait."""
+    cut = Experiment(
+        workers=4, model={"depth": 6}, split={"kind": "pipeline", "stages": 4, "microbatches": 8}
+    )
+    assert not any(neighbours_of(cut).values())
+    assert neighbours_of(cut.replace(split="data")) == {n: {0, 1, 2, 3} - {n} for n in range(4)}
 
 
 def test_where_workers_run_free_no_arrow_claims_to_know_what_ended_a_wait():
