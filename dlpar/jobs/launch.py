@@ -20,7 +20,7 @@ from typing import Any
 
 import dlpar
 from dlpar.config.experiment import BadExperiment, Experiment
-from dlpar.config.paths import private_folder, runs_folder, runtime_folder
+from dlpar.config.paths import private_folder, read_plain, runs_folder, runtime_folder
 from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
@@ -34,7 +34,7 @@ from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import CALL, ORDERS, Tail, result_path
 from dlpar.jobs.unix_sockets import close_files
-from dlpar.worlds.mpiexec import environment, find_starter, hosts_of, on_one_host
+from dlpar.worlds.mpiexec import environment, find_starter, on_one_host
 from dlpar.worlds.platforms import nodes_of, workload
 
 load = pickle.loads
@@ -369,8 +369,8 @@ def check_machine(experiment: Experiment) -> None:
             if experiment.has_outline:
                 refuse(experiment, few)
     try:
-        if hostfile is not None and not hosts_of(hostfile):
-            raise OSError(0, "it names no host")
+        if hostfile is not None:
+            read_plain(hostfile)
         experiment.data.path()
     except OSError as error:
         allowed = f"the path of an existing file ({error.strerror})"

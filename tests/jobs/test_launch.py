@@ -301,11 +301,3 @@ def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
     path.write_text("nosuchhost.invalid slots=2\n")
     with pytest.raises(dlpar.JobFailed, match="nosuchhost.invalid|ssh"):
         dlpar.launch(Experiment(workers=2, cluster={"hostfile": str(path)})).wait(60)
-
-
-def test_a_hostfile_that_names_no_host_is_refused(tmp_path):
-    (tmp_path / "hosts").write_text("# nobody yet\n")
-    with pytest.raises(
-        BadExperiment, match=r"^cluster.hostfile: got .*, allowed is .* \(it names no host\)$"
-    ):
-        dlpar.launch(Experiment(workers=2, cluster={"hostfile": str(tmp_path / "hosts")}))
