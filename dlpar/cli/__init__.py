@@ -214,7 +214,7 @@ STOPS |= {signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "time limit"}  # Slurm's --si
 class Stops:
     """Context that records the first stop signal. No job is left half started.
 
-    A second signal interrupts.
+    A second signal interrupts. Once the context has ended after a signal, further signals are ignored.
 
     Signals that our parent process had ignored (``nohup``) stay ignored.
 
@@ -240,8 +240,8 @@ class Stops:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number, handler in self._before.items():  # once asked to stop, nothing interrupts the last words
+            signal.signal(number, handler if self.asked is None else signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_first = self.asked is None

@@ -18,7 +18,7 @@ from conftest import eventually
 
 import dlpar
 from cli.program import PROGRAM, newest, program
-from dlpar.cli import COMMANDS, Stops, flags, main
+from dlpar.cli import COMMANDS, STOPS, Stops, flags, main
 
 
 def test_help_documents_every_flag_in_panels(capsys, monkeypatch):
@@ -99,7 +99,15 @@ def test_a_signal_that_was_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_second_ctrl_c_interrupts_at_once():
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_ctrl_c_interrupts_at_once(handlers):
     with Stops() as stops:
         signal.raise_signal(signal.SIGINT)
         assert stops.asked == signal.SIGINT
@@ -107,7 +115,14 @@ def test_a_second_ctrl_c_interrupts_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupting_one_interrupts_once():
+def test_nothing_interrupts_the_last_words_of_a_command_that_was_told_to_stop(handlers):
+    with Stops():
+        signal.raise_signal(signal.SIGTERM)
+    for number in STOPS:
+        signal.raise_signal(number)
+
+
+def test_an_interrupting_one_interrupts_once(handlers):
     with Stops(interrupting=True) as stops:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
