@@ -106,7 +106,7 @@ class Sampler:
         else:
             taken = self._streams[worker].take(step * count, count)
         if self.fraction < 1:
-            kept = hashed(self.seed + step, taken.numpy()) < self.fraction
+            kept = hashed((self.seed << 32) + step, taken.numpy()) < self.fraction
             taken = taken[torch.from_numpy(kept)]
         return taken
 

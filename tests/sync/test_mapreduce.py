@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,16 @@ def test_the_sampled_set_is_the_same_on_any_number_of_workers(workers, step, fra
         return torch.cat([sampler.indices(step, worker) for worker in range(n)]).tolist()
 
     assert drawn(workers) == drawn(1)
+
+
+def test_seeds_do_not_repeat_each_others_samples_a_step_later():
+    def drawn(seed: int, step: int) -> set[int]:
+        """Return the samples that one worker draws from all 200."""
+        mine = Experiment(workers=1, batch=200, seed=seed, sync={"scheme": "mapreduce", "fraction": 0.5})
+        return set(Sampler(mine, None, 200).indices(step, 0).tolist())
+
+    sets = [drawn(seed, step) for seed in range(5) for step in range(5)]
+    assert all(60 < len(one ^ other) < 140 for one, other in combinations(sets, 2))  # of 100, by chance
 
 
 @settings(deadline=None, max_examples=20)
