@@ -46,16 +46,18 @@ class Rate:
     ----------
     mean : float or None
         Rate over all complete windows; None if there is none.
+    last : float
+        Seconds at which the last samples were finished.
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:
-        self.series, self.window, self.mean, self._samples = series, window, None, 0
+        self.series, self.window, self.mean, self.last, self._samples = series, window, None, 0.0, 0
         self._ends: list[tuple[float, int]] = []
 
     def add(self, seconds: float, samples: int, began: float) -> None:
         """Count `samples` finished at `seconds`. `began` is the start of the first step."""
         self._ends = self._ends or [(began, 0)]
-        self._samples += samples
+        self._samples, self.last = self._samples + samples, seconds
         if seconds - self._ends[-1][0] >= self.window:
             self.close(seconds)
 
@@ -144,7 +146,7 @@ class Throughput(Plot):
             return
         if ended:
             for rate in (total, *self.by_rank.values()):
-                rate.close(last.seconds)
+                rate.close(rate.last)  # a rank that has died or left earlier has no rate afterwards
         if not len(total.series):
             return
         total.mean = steps.samples / (last.seconds - self._began)  # without lost steps

@@ -267,3 +267,12 @@ def test_ranks_that_share_a_model_have_no_rate_each():
     said = captions.throughput(100.0, {0: 60.0, 2: 40.0}, hybrid, None, "exact")
     assert said == "4 workers together train on 100 samples a second; rank 2 has the lowest rate, 40."
     assert ", 25 each on average" in captions.throughput(100.0, {}, FOUR, None, "exact")
+
+
+def test_a_rank_that_has_died_is_not_said_to_be_slow():
+    board = fed(plot := Throughput(), Experiment(workers=2, sync={"scheme": "ps", "consistency": "asp"}))
+    for number in range(100):
+        for rank in range(2 if number < 8 else 1):
+            board.take(rank, step(number, rank, t=(number + 1) / 10, compute=0.1, comm=0.0))
+    board.settle(ended=True)
+    assert plot.by_rank[1].mean == pytest.approx(640) == plot.by_rank[0].mean
