@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.config.parts import ByRank
 from dlpar.config.schema import BadExperiment, FromFile, Part, shown
-from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, Workload
+from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, Workload, workload
 
 
 class Device(Part):
@@ -36,18 +36,19 @@ class Device(Part):
     overhead: float = Field(0.0, ge=0)
     memory_gib: float | None = Field(None, gt=0)
 
-    def seconds(self, flops: float, workload: Workload | None = None) -> float:
+    def seconds(self, flops: float, trained: Workload | None = None) -> float:
         """Return the mean time of a computation in seconds, without the overhead of its step.
 
         Parameters
         ----------
         flops : float
             Its floating-point operations.
-        workload : Workload, optional
-            The trained model. Its measured rate, if any, gives the operations per second.
+        trained : Workload, optional
+            The trained model. If there is a measured rate of the workload of this name, it gives the operations
+            per second.
         """
-        rate = self.rates.get(workload.name) if workload is not None else None
-        return flops / (rate * workload.flops if rate and workload.flops else self.flops)
+        rate = self.rates.get(trained.name) if trained is not None else None
+        return flops / (rate * workload(trained.name).flops if rate else self.flops)
 
 
 class Timing(Part):

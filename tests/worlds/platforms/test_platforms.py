@@ -18,6 +18,7 @@ from dlpar.worlds.platforms import (
     Link,
     Platform,
     Timing,
+    Workload,
     names,
     nodes_of,
     placement,
@@ -62,6 +63,9 @@ def test_a_measured_rate_wins_over_the_sustained_flops():
     assert p100.seconds(64 * resnet.flops, resnet) == pytest.approx(64 / 219)
     assert p100.seconds(bert.flops, bert) == pytest.approx(bert.flops / p100.flops)
     assert small().device.seconds(1e12) == pytest.approx(1e12 / p100.flops)
+    # Somebody's own network of the same name does as many operations per second, not as many samples.
+    own = Workload(name="resnet50", parameters=10, flops=resnet.flops / 4)
+    assert p100.seconds(own.flops, own) == pytest.approx(1 / 219 / 4)
 
 
 @pytest.mark.parametrize("name", [name for name, device in DEVICES.items() if "resnet50" in device.rates])
