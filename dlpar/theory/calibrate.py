@@ -70,8 +70,7 @@ def calibrate(runs: int = QUICK, hostfile: str | None = None) -> Platform:
     BadExperiment
         If the file is not a hostfile, or names fewer hosts.
     """
-    measure = lambda comm: (there_and_back(comm), comm.world.eager)
-    times, eager = spmd(measure, workers=2, timeout=LIMIT)[0]
+    times, eager = spmd(lambda comm: (there_and_back(comm), comm.world.eager), workers=2, timeout=LIMIT)[0]
     cluster = between_hosts(hostfile) if hostfile else {"devices": RANKS, "eager": eager}
     several = cores() > 1  # otherwise ranks take turns, and an exchange shows only that
     alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **SHORT}
@@ -102,9 +101,8 @@ def between_hosts(hostfile: str) -> dict[str, Any]:
     check_machine(Experiment(workers=2, cluster={"hostfile": hostfile}))
     hosts = hosts_of(hostfile)
     if len(hosts) < 2:
-        raise BadExperiment(
-            f"cluster.hostfile: got {shown(hostfile)}, allowed here is one of two hosts or more"
-        )
+        got = f"cluster.hostfile: got {shown(hostfile)}"
+        raise BadExperiment(f"{got}, allowed here is one of two hosts or more")
     measure = lambda comm: [there_and_back(comm, FAR, 9, both) for both in (False, True)]
     with tempfile.NamedTemporaryFile("w", suffix=".hosts", dir=runtime_folder()) as pair:
         pair.write("".join(f"{host} slots=1\n" for host in list(hosts)[:2]))

@@ -40,7 +40,7 @@ def collective_seconds(
     torrent_broadcast     (N-1) a + (2 N - 3) b / (N-1)                 Thakur 2005, 4.2
     ring                  2 (N-1) (a + b / N)                           Patarasuk 2009
     ring_reduce_scatter   (N-1) (a + b / N); all-gather likewise        Patarasuk 2009
-    halving_doubling      2 log2 p a + 2 (p-1)/p b; not more than       Thakur 2005, 4.5
+    halving_doubling      2 log2 p a + 2 (p-1)/p b; about             Thakur 2005, 4.5
                           2 (a + b) + b/4 on top if N is not p,
                           the power of two below
     hierarchical          2 (a + (g-1) b) and a ring of ceil(N / g)     Jia 2018, 3.2
@@ -131,9 +131,8 @@ def _seconds(
         "halving_doubling": lambda: _halving_doubling(n, nbytes, link, add),
     }
     if name not in forms:
-        raise ValueError(
-            f"name: got {name!r}, allowed is one with a closed form: {', '.join([*HALVES, 'hierarchical', *forms])}"
-        )
+        allowed = ", ".join([*HALVES, "hierarchical", *forms])
+        raise ValueError(f"name: got {name!r}, allowed is one with a closed form: {allowed}")
     return forms[name]()
 
 
@@ -159,8 +158,8 @@ def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> flo
 def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
     rounds = n.bit_length() - 1
     p = 1 << rounds
-    # Folding ranks begin later. So at their ports a message of a later round, at most a quarter of the
-    # tensor, may overtake a message for which all ranks wait.
+    # Folding ranks begin later. So at their ports messages of later rounds, a quarter of the tensor or somewhat
+    # more, may overtake a message for which all ranks wait.
     folded = 2 * link.seconds(nbytes) + add + nbytes / 4 / link.bandwidth if n > p else 0.0
     halves = sum(link.seconds(nbytes / 2**i) for i in range(1, rounds + 1))
     return folded + 2 * halves + (p - 1) / p * add
@@ -178,10 +177,8 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
         Unless there are at least two sizes, each with a positive time that grows with the bytes.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or not min(seconds) > 0:
-        raise ValueError(
-            f"sizes: got {len(sizes)} for {len(seconds)} times, allowed are two different ones or more, "
-            f"and a time above 0 for each"
-        )
+        allowed = "allowed are two different ones or more, and a time above 0 for each"
+        raise ValueError(f"sizes: got {len(sizes)} for {len(seconds)} times, {allowed}")
     from scipy.optimize import nnls  # here: it loads more slowly than the rest of this package
 
     # Minimise the sum of (latency / t + slope B / t - 1)^2. In microseconds and megabytes, the numbers have

@@ -220,5 +220,4 @@ def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbat
     """
     if zero not in range(4):
         raise ValueError(f"zero: got {zero!r}, allowed is 0, 1, 2 or 3")
-    halves = {2: microbatches + 1, 3: 3 * microbatches}.get(zero, 2)
-    return halves * (ranks - 1) * parameters * itemsize
+    return {2: microbatches + 1, 3: 3 * microbatches}.get(zero, 2) * (ranks - 1) * parameters * itemsize

@@ -140,10 +140,8 @@ def _transformer(model: Model, context: int) -> list[Layer]:
     norm = _norm("norm", rows, width)
     attention = norm.tensors + 4 * _product(width, width, context)
     hidden = norm.tensors + _product(width, 4 * width, context) + _product(4 * width, width, context)
-    between_positions = 3 * 4 * context * width * context  # scores, and the values weighted by them
-    blocks = [
-        Layer(f"block{i}", rows, attention + hidden, between_positions) for i in range(1, model.depth + 1)
-    ]
+    scores = 3 * 4 * context * width * context  # between positions, with the values weighted by them
+    blocks = [Layer(f"block{i}", rows, attention + hidden, scores) for i in range(1, model.depth + 1)]
     return [Layer("embed", rows, embedding), *blocks, norm, Layer("output", (context, CHARACTERS))]
 
 

@@ -99,15 +99,17 @@ def timeline(
     ValueError
         If the name is none of these, or a number is not allowed.
     """
-    _check(SCHEDULES, schedule, stages, microbatches, chunks)
-    if chunks > 1 and microbatches % stages:
-        allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
-        raise ValueError(f"microbatches: got {microbatches}, {allowed}")
+    lists = actions_of(schedule, stages, microbatches, chunks)
     weight = backward / 2 if weight is None else weight
     inputs = backward - weight if TRAITS[schedule].has_weight_pass else backward
     seconds = {"F": forward, "B": inputs, "W": weight, "R": recompute}
-    lists = [SCHEDULES[schedule](stage, stages, microbatches, chunks) for stage in range(stages)]
     return timed(lists, {kind: [each] * stages for kind, each in seconds.items()}, chunks, message)
+
+
+def actions_of(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> list[list[Action]]:
+    """Return each stage's actions. Parameters and errors as of :func:`timeline`."""
+    _check(SCHEDULES, schedule, stages, microbatches, chunks)
+    return [SCHEDULES[schedule](stage, stages, microbatches, chunks) for stage in range(stages)]
 
 
 class Stuck(ValueError):
@@ -151,8 +153,7 @@ def timed(
     last, ended, bars = stages * chunks - 1, {}, []
     clocks, done = [0.0] * stages, [0] * stages
     while any(done[stage] < len(lists[stage]) for stage in range(stages)):
-        waits = {}
-        before = sum(done)
+        waits, before = {}, sum(done)
         for stage, actions in enumerate(lists):
             for action in actions[done[stage] :]:
                 needed = _needed(action, action.chunk * stages + stage, last)
@@ -164,8 +165,7 @@ def timed(
                     bars.append(Bar(stage, *action._replace(kind="R"), clocks[stage], clocks[stage] + again))
                     clocks[stage] += again
                 elsewhere = needed is not None and needed[1] % stages != stage
-                ready = ended[needed] + message * elsewhere if needed else 0.0
-                start = max(clocks[stage], ready)
+                start = max(clocks[stage], ended[needed] + message * elsewhere if needed else 0.0)
                 clocks[stage] = start + seconds[action.kind][stage] / chunks
                 ended[action.kind, action.chunk * stages + stage, action.micro] = clocks[stage]
                 bars.append(Bar(stage, *action, start, clocks[stage]))
@@ -209,3 +209,6 @@ def _check(allowed: Iterable[str], schedule: str, stages: int, microbatches: int
     from_one(stages=stages, microbatches=microbatches, chunks=chunks)
     if chunks > 1 and not (schedule in SCHEDULES and TRAITS[schedule].has_chunks):
         raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
+    if chunks > 1 and microbatches % stages:
+        allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
+        raise ValueError(f"microbatches: got {microbatches}, {allowed}")

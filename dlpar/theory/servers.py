@@ -88,7 +88,8 @@ class Servers:
         until an answer has left.  The worker that is answered last has waited for N answers and then pushes S
         shards.  A server takes in N pushes, and none begins before a worker has its S answers.  So a step
         never takes less. If S divides N and all workers begin together, it usually takes no more.  It also
-        takes at least N (2 o + serving), or N (2 o + c + serving) if a server waits until an answer has left.
+        takes at least N (2 o + serving).  If a server waits until each answer has left, it takes N c more, less the o
+        for which it already takes the next push.
         With b = c the time is compute + 2 a + (N/S + 1) nbytes / bandwidth.  A server sets the pace if it is
         busy with a push for longer than the transfer of its bytes.
 
@@ -104,8 +105,8 @@ class Servers:
         of_ports = max(c + (n - 1) * apart + s * b, n * b + s * c)
         of_servers = b + s * c + (n - 1) * (o + self.serving)
         in_turn = compute + 2 * self.link.latency + self.serving + max(of_ports, of_servers)
-        sending = n * (o if self._sends_on() else o + c)
-        return max(in_turn, sending + n * (o + self.serving))
+        waiting = 0.0 if self._sends_on() else n * c - min(o, c)
+        return max(in_turn, waiting + n * (2 * o + self.serving))
 
     def asp_seconds(self, compute: float = 0.0) -> float:
         """Return the seconds for N worker-steps if no worker waits for another (asp).
@@ -124,12 +125,10 @@ class Servers:
         compute : float, default 0
             Seconds of a worker's step.
         """
-        b, c = self._shards()
+        (b, c), o = self._shards(), self.link.overhead
         alone = compute + 2 * self.link.latency + self.servers * b + c + self.serving
-        o = self.link.overhead
         serving = o + (o if self._sends_on() else max(o, c)) + self.serving
-        busy = max(b, c, serving)
-        return max(alone, self.workers * busy)
+        return max(alone, self.workers * max(b, c, serving))
 
     def _shards(self) -> tuple[float, float]:
         """Return b and c, the seconds that a link needs to carry a shard's push and an answer."""

@@ -8,6 +8,7 @@ simulate it with only sizes (``cluster.messages="sizes"``).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,8 +83,9 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     Only communication that the backward pass does not hide counts
     (:func:`~dlpar.theory.overlap.overlapped`).  A form is not exact in the following cases:
 
-    - Workers differ: an upper bound, which assumes that all begin an exchange with the slowest.
-    - The number of ranks in a tree or in halving-doubling is not a power of two: an upper bound.
+    - Workers differ: an upper bound, which assumes that all begin an exchange with the slowest. With an all-reduce
+      other than a ring or a tree, or with random peers: an estimate.
+    - The number of ranks in a tree is not a power of two: an upper bound. In halving-doubling: an estimate.
     - A driver: an upper bound, because workers that get the weights first begin the next step first.
     - Several servers: a lower bound, because a worker may queue at one server while another is idle.
     - Several neighbours at different distances: a lower bound, because some messages queue at a port.
@@ -155,8 +157,14 @@ class Costs:
         Whether there are several nodes, and some have several ranks.
     crowd : int
         Maximum number of ranks that share a port to other nodes.
-    training, work : list of float
-        Seconds of each worker: for forward and backward pass, and for all work before an exchange.
+    every : int
+        Number of steps from one exchange to the next.
+    beside : float
+        FLOPs of a worker's updates between two exchanges, without gradients.  After each gradient the worker
+        updates its own weights.  Then it sends the change, and takes the common result.
+    training, overhead, work : list of float
+        Seconds of each worker in a step: for forward and backward pass, for what does not depend on FLOPs, and for
+        all work before an exchange.
     differ : bool
         Whether some workers take longer than others.
     is_steady : bool
@@ -165,7 +173,7 @@ class Costs:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, own = experiment, sizes(experiment)
-        cluster, delays = experiment.cluster, experiment.delays
+        cluster, delays, averaging = experiment.cluster, experiment.delays, experiment.averaging
         self.platform, self.nodes = platform_of(experiment), nodes_of(experiment)
         scale, self.flops = charges(experiment, (own.nbytes, own.flops))
         is_big = cluster.stand_in_for and cluster.messages == "sizes"
@@ -179,31 +187,37 @@ class Costs:
         self.link = self.between if len(on_node) > 1 else self.inside
         self.is_crowded = 1 < len(on_node) < len(self.nodes)
         self.crowd = max(on_node.values()) if self.is_crowded and self.platform.nic == "shared" else 1
+        is_averaging, pushing = averaging.method != "none", getattr(experiment.sync, "push_every", 1)
+        self.every = averaging.period if is_averaging else pushing
+        self.beside = (3 * self.every + 4) * self.model.parameters if is_averaging else 0.0
         self.training = [self.seconds(self.model.flops * experiment.local_batch(w), w) for w in workers]
-        added = delays.delay_ms / 1000 if delays.kind != "none" else 0.0
-        self.work = [
-            self.overhead(worker) + delays.straggler.get(worker, 1.0) * (self.training[worker] + added)
-            for worker in workers
-        ]
-        self.differ = max(self.work) - min(self.work) > 1e-12 * max(self.work)
+        self.overhead = [self.platform.device.overhead * max(self.slower([w])) for w in workers]
+        self.work = self.working()
+        longest = max(self.work)
+        self.differ = len(self.slower(workers)) > 1 or longest - min(self.work) > 1e-12 * longest
         is_drawn = self.platform.timing.kind != "constant" or delays.kind not in ("none", "constant")
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
-    def seconds(self, flops: float, rank: int | None = None) -> float:
-        """Return the mean time in seconds of a computation on `rank`, or on any rank that is not a straggler."""
-        return flops / self.flops * self.platform.stragglers.get(rank, 1.0)
+    def slower(self, ranks: Sequence[int]) -> set[float]:
+        """Return the factors by which the platform slows these ranks."""
+        return {self.platform.stragglers.get(rank, 1.0) for rank in ranks}
 
-    def overhead(self, rank: int) -> float:
-        """Return the part of a step's seconds that does not depend on its FLOPs."""
-        return self.platform.device.overhead * self.platform.stragglers.get(rank, 1.0)
+    def seconds(self, flops: float, *ranks: int) -> float:
+        """Return the mean time in seconds of a computation on the slowest of `ranks`. Default: all workers."""
+        return flops / self.flops * max(self.slower(ranks or range(self.experiment.workers)))
+
+    def working(self, slowed: float = 0.0) -> list[float]:
+        """Return the seconds of each worker's work, if communication slows its training by this many seconds."""
+        delays = self.experiment.delays
+        longer = slowed + (delays.delay_ms / 1000 if delays.kind != "none" else 0.0)
+        return [
+            self.overhead[worker] + delays.straggler.get(worker, 1.0) * (training + longer)
+            for worker, training in enumerate(self.training)
+        ]
 
     def bytes(self, elements: float) -> float:
         """Return the bytes of this number of elements."""
         return elements * self.model.itemsize
-
-    def hop(self, source: int, dest: int) -> Link:
-        """Return the link that joins two ranks."""
-        return self.inside if self.nodes[source] == self.nodes[dest] else self.between
 
     def ring(self, members: range, elements: int) -> float:
         """Return the time of a ring all-reduce, in seconds.
@@ -215,7 +229,8 @@ class Costs:
             return 0.0
         chunk = -(-elements // n)
         nbytes = self.bytes(chunk)
-        hops = [self.hop(member, members[i - 1]) for i, member in enumerate(members)]
+        nodes = [self.nodes[member] for member in members]
+        hops = [self.inside if node == nodes[i - 1] else self.between for i, node in enumerate(nodes)]
         busiest = max(nbytes / link.bandwidth for link in hops)
         taking = [link.seconds(nbytes) for link in hops]
         last = max(taking) if nbytes > self.eager else busiest  # short messages do not wait for receivers
@@ -224,41 +239,29 @@ class Costs:
     def step(self, exchange: float, flops: float, kind: str) -> PredictedStep:
         """Predict a step that ends in an exchange among all workers.
 
-        `exchange` is in seconds. `flops` counts each worker's FLOPs in an exchange: see :meth:`beside`.
+        `exchange` is in seconds. `flops` counts each worker's FLOPs in an exchange, without those of `beside`.
         """
-        every, flops = period(self.experiment), flops + self.beside()
-        cycle = max(every * work + self.seconds(flops, worker) for worker, work in enumerate(self.work))
-        return self.prediction((cycle + exchange) / every, self.seconds(flops) / every, kind)
+        flops += self.beside
+        return self.prediction((self.cycle(flops) + exchange) / self.every, flops / self.every, kind)
 
-    def beside(self) -> float:
-        """Return the FLOPs of a worker's updates between two exchanges. Gradients are left out.
+    def cycle(self, flops: float) -> float:
+        """Return the seconds for which the slowest worker computes from one exchange to the next."""
+        return max(self.every * work + self.seconds(flops, worker) for worker, work in enumerate(self.work))
 
-        After each gradient a worker updates its own weights.  Then the worker sends the change, and takes the
-        common result.
-        """
-        is_averaging = self.experiment.averaging.method != "none"
-        return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
-
-    def prediction(self, seconds: float, beside: float, kind: str) -> PredictedStep:
+    def prediction(self, seconds: float, flops: float, kind: str) -> PredictedStep:
         """Predict a step of a given duration in seconds.
 
-        A worker also computes `beside` seconds for the exchange.
+        For the exchange, a worker also computes `flops` FLOPs.
 
         `kind` holds for equal, undisturbed workers.
         """
         cluster = self.experiment.cluster
-        of_workers = ESTIMATE if cluster.world == "real" else ABOVE if self.differ else EXACT
-        kinds = {kind, of_workers} - {EXACT}
+        kinds = {kind, ESTIMATE if cluster.world == "real" else ABOVE if self.differ else EXACT} - {EXACT}
         kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
         if cluster.world == "real" and not cluster.hostfile and len(self.nodes) > cores():
             kind = BELOW  # the ranks take turns
-        return PredictedStep(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
-
-
-def period(experiment: Experiment) -> int:
-    """Return the number of steps from one exchange to the next."""
-    averaging = experiment.averaging
-    return averaging.period if averaging.method != "none" else getattr(experiment.sync, "push_every", 1)
+        working = [work + self.seconds(flops, worker) for worker, work in enumerate(self.work)]
+        return PredictedStep(seconds, min(seconds, sum(working) / len(working)), kind)
 
 
 def _allreduce(costs: Costs) -> PredictedStep | None:
@@ -277,8 +280,10 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     if n > 1 and name in ("star", "hierarchical") and is_uneven:
         return None
     taking = [_bucket_seconds(name, costs, length) for length in lengths]
-    is_above = (name in ("tree", "halving_doubling") and n & (n - 1)) or (sync.overlap and name != "ring")
-    kind = ESTIMATE if costs.is_crowded else ABOVE if is_above else EXACT
+    is_above = (name == "tree" and n & (n - 1)) or (sync.overlap and name != "ring")
+    is_odd = (name == "halving_doubling" and n & (n - 1)) or (name not in ("ring", "tree") and costs.differ)
+    is_estimate = costs.is_crowded or is_odd
+    kind = ESTIMATE if is_estimate else ABOVE if is_above else EXACT
     if sync.overlap and n > 1:
         return _beside_backward(costs, cut, taking, kind)
     return costs.step(sum(taking), 2 * costs.model.parameters, kind)
@@ -293,34 +298,35 @@ def _chosen(costs: Costs, elements: int) -> str:
 
 def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     """Return the long-run time of one all-reduce, in seconds."""
-    n, link, nbytes, adding = len(costs.work), costs.link, costs.bytes(elements), costs.seconds(elements)
+    n, sync, link, eager = len(costs.work), costs.experiment.sync, costs.link, costs.eager
+    nbytes, adding = costs.bytes(elements), costs.seconds(1.0) / costs.model.itemsize
     if name == "ring":
         return costs.ring(range(n), elements)
     if name in ("tree", "halving_doubling"):
-        return collective_seconds(name, n, nbytes, link, adding=adding / nbytes, eager=costs.eager)
-    group = n if name == "star" else min(costs.experiment.sync.node_size, n)
+        return collective_seconds(name, n, nbytes, link, adding=adding, eager=eager)
+    group = n if name == "star" else min(sync.node_size, n)
     between_groups = costs.ring(range(0, n, group), elements)
-    if group == 1:
-        return between_groups
+    if sync.overlap or group == 1:
+        return between_groups + collective_seconds("star", group, nbytes, link, adding=adding, eager=eager)
     # Workers that are answered first send first, so in the long run the root acts as a parameter server.
-    root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
+    root = Servers(group - 1, 1, nbytes, link, serving=adding * nbytes, eager=eager)
     return between_groups + root.step_seconds()
 
 
 def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:
     """Predict a step in which one progress thread sends the buckets one after the other."""
     # A delay follows the pass, so the buckets wait for the worker with the longest pass.
-    experiment, passes = costs.experiment, [costs.overhead(w) + s for w, s in enumerate(costs.training)]
+    experiment, passes = costs.experiment, [sum(each) for each in zip(costs.overhead, costs.training)]
     worker = passes.index(max(passes))
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
-    begins, training = costs.overhead(worker), costs.training[worker]
+    begins, training = costs.overhead[worker], costs.training[worker]
     # The backward pass of the last micro-batch finishes the gradient. No micro-batch has fewer samples.
     samples = experiment.local_batch(worker)
     last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
     ready = [begins + training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
     computed, sent = overlapped(ready, taking, begins + training, costs.platform.overlap)
-    slowed, update = computed - max(passes), costs.seconds(2 * costs.model.parameters)
-    return costs.prediction(max(max(costs.work) + slowed, sent) + update, update, kind)
+    working, update = max(costs.working(computed - max(passes))), 2 * costs.model.parameters
+    return costs.prediction(max(working, sent) + costs.seconds(update), update, kind)
 
 
 def _driver(costs: Costs) -> PredictedStep | None:
@@ -328,41 +334,46 @@ def _driver(costs: Costs) -> PredictedStep | None:
     sync, workers, n, link = costs.experiment.sync, len(costs.work), costs.model.parameters, costs.link
     if costs.is_crowded:
         return None
-    gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.model.itemsize
+    gradient, weights = costs.bytes(n + LOSS_AND_COUNT), PACKET_HEAD + costs.bytes(n)
     depth = 1 if sync.reduce == "collect" else sync.depth
-    up = collective_seconds("tree_aggregate", workers, gradient, link, depth=depth, adding=adding)
-    weights = PACKET_HEAD + costs.bytes(n)
+    # The gradient that is added first may arrive last, and then nothing overlaps with an arrival.
+    each = gradient / link.bandwidth + link.overhead + costs.seconds(n + LOSS_AND_COUNT)
+    in_turn = Link(link.latency - link.overhead, gradient / each)
+    up = collective_seconds("tree_aggregate", workers, gradient, in_turn, depth=depth)
     down = collective_seconds(f"{sync.broadcast}_broadcast", workers, weights, link, eager=costs.eager)
     return costs.step(up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
 
 
 def _servers(costs: Costs) -> PredictedStep | None:
     """Predict parameter servers on separate nodes, bulk-synchronous or not."""
-    experiment, n, every = costs.experiment, costs.model.parameters, period(costs.experiment)
+    experiment, n, workers = costs.experiment, costs.model.parameters, costs.experiment.workers
     sync, is_colocated = experiment.sync, experiment.cluster.placement == "colocated"
     on_its_own = sync.pull == "separate" or sync.fetch_every or sync.replicas
     if sync.groups or sync.overlap or sync.backup or on_its_own or is_colocated:
         return None
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
-    adding = costs.seconds(2 * -(-n // sync.servers))
-    kind = ESTIMATE if costs.is_crowded else BELOW if sync.servers > 1 else EXACT
-    servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding, costs.eager)
-    if not experiment.sync.runs_free:
-        exchange = servers.step_seconds()
+    of_servers = range(workers, workers + sync.servers)
+    adding, cycle = costs.seconds(2 * -(-n // sync.servers), *of_servers), costs.cycle(costs.beside)
+    summed = workers // sync.softsync if sync.consistency == "softsync" else 1
+    is_estimate = costs.is_crowded or len(costs.slower(of_servers)) > 1
+    kind = ESTIMATE if is_estimate or summed > 1 else BELOW if sync.servers > 1 else EXACT
+    servers = Servers(workers, sync.servers, push, costs.link, back, adding, costs.eager)
+    if not sync.runs_free:
+        seconds = servers.step_seconds(cycle)
         if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's port
             of_node = Servers(costs.crowd, 1, push, costs.link, back, eager=costs.eager)
-            exchange = max(exchange, of_node.step_seconds())
-        return costs.step(exchange + adding, 0, kind)
+            seconds = max(seconds, of_node.step_seconds(cycle))
+        return costs.step(seconds - cycle + adding, 0, kind)
     if costs.differ or sync.lead_bound == 0:
         return None
-    beside = costs.seconds(costs.beside(), 0)
-    cycle, free = every * costs.work[0] + beside, replace(servers, serving=2 * adding)
+    # A server adds each gradient to a sum, and updates the weights with each sum.
+    free = replace(servers, serving=adding + adding / summed)
     seconds = free.asp_seconds(cycle)
     if costs.crowd > 1:  # a node's port carries its workers' messages one after the other
         alone, port = replace(free, workers=1).asp_seconds(cycle), max(push, back) / costs.link.bandwidth
-        nodes = Counter(costs.nodes[: experiment.workers]).values()
-        seconds = max(seconds, experiment.workers / sum(min(k / alone, 1 / port) for k in nodes))
-    return costs.prediction(seconds / every, beside / every, kind)
+        nodes = Counter(costs.nodes[:workers]).values()
+        seconds = max(seconds, workers / sum(min(k / alone, 1 / port) for k in nodes))
+    return costs.prediction(seconds / costs.every, costs.beside / costs.every, kind)
 
 
 def _neighbours(costs: Costs) -> PredictedStep | None:
@@ -387,15 +398,17 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
         kind = BELOW if degree > 1 and len(distances) > 1 else EXACT
     else:
         degree = min(1 if sync.exchange == "one_peer" else sync.peers, workers - 1)
-        mixing, kind = degree + 1, EXACT
-    exchange = incast(degree, costs.link, costs.bytes(n + is_directed))  # push-sum sends its mass, too
-    if sync.has_graph and kind == EXACT:  # the message that a worker takes first arrives last
-        exchange += max(0, degree - 1) * costs.link.overhead
+        mixing, kind = degree + 1, ESTIMATE if costs.differ else EXACT
+    exchange, busy = incast(degree, costs.link, costs.bytes(n + is_directed)), degree * costs.link.overhead
+    if sync.has_graph and kind == EXACT and degree:  # the message that a worker takes first arrives last
+        exchange += busy - costs.link.overhead
+    exchange = max(exchange, 2 * busy)  # a worker's processor sends all its messages before it takes any
     flops = ((10 if is_directed else 5) + mixing) * n  # per weight: sketch, scale the gradient, update, mix
     if sync.order == "adapt_then_combine":
         return costs.step(exchange, flops, kind)
-    computed, sent = overlapped([0.0], [exchange], max(costs.work), costs.platform.overlap)
-    return costs.prediction(max(computed, sent) + costs.seconds(flops), costs.seconds(flops), kind)
+    alone, beside = max(costs.training), max(0.0, exchange - min(costs.overhead))
+    slowed = overlapped([0.0], [beside], alone, costs.platform.overlap).computed - alone
+    return costs.prediction(max(*costs.working(slowed), exchange) + costs.seconds(flops), flops, kind)
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}

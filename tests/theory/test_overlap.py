@@ -23,6 +23,7 @@ def test_what_the_backward_pass_does_not_hide_is_exposed():
 def test_a_computation_that_is_disturbed_goes_on_more_slowly_while_buckets_are_sent():
     assert overlapped([1], [1], computed=3, beside=0.5) == (3.5, 2)  # a second at half speed
     assert overlapped([1], [1], computed=3, beside=0) == (4, 2)  # it stands still meanwhile
+    assert overlapped([1], [1], computed=1, beside=0) == (1, 2)  # it is done
     assert overlapped([1, 2], [2, 1], computed=2, beside=0.5) == (3, 4)  # all the rest at half speed
     assert max(overlapped([1, 2, 3], [0.5] * 3, computed=3, beside=0)) == 4.5  # as if nothing overlapped
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dlpar import lab
 from dlpar.theory import bubble
 from dlpar.theory.pipeline import idle_share, timeline
 
@@ -31,6 +32,12 @@ def test_the_bubble_is_that_of_the_timeline_also_with_few_micro_batches(schedule
         (lambda: bubble("dapple", 4, 8), "schedule: got 'dapple', allowed is one of gpipe"),
         (lambda: bubble("1f1b", 4, 8, chunks=2), "chunks: got 2, allowed with schedule 1f1b is 1"),
         (lambda: bubble("1f1b", 0, 8), "stages: got 0"),
+        (lambda: bubble("interleaved", 4, 6, 2), "microbatches: got 6, allowed .* is a multiple of 4 stages"),
+        (
+            lambda: lab.schedule("interleaved", 4, 6),
+            "microbatches: got 6, allowed .* is a multiple of 4 stages",
+        ),
+        (lambda: lab.schedule("gpipe", 4, 0), "microbatches: got 0, allowed is a whole number from 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, complaint):

@@ -22,7 +22,7 @@ from dlpar.memory import bytes_of, model_state
 from dlpar.split.mesh import coordinates, sizes_of
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory import sizes
-from dlpar.theory.pipeline import Bar, idle_share, most_in_flight, timed
+from dlpar.theory.pipeline import Bar, actions_of, idle_share, most_in_flight, timed
 from dlpar.theory.pipeline import timeline as ideal_bars
 
 KINDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
@@ -303,7 +303,8 @@ def schedule(
     Raises
     ------
     ValueError
-        If the schedule is not known; :class:`~dlpar.theory.pipeline.Stuck` if stages wait for each other.
+        If the schedule is not known, or a number is not allowed; :class:`~dlpar.theory.pipeline.Stuck` if stages
+        wait for each other.
     """
     name = which if isinstance(which, str) else "a schedule of your own"
     if not isinstance(which, str):
@@ -311,8 +312,7 @@ def schedule(
     else:
         allowed = f"allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage"
         require(which in SCHEDULES, f"which: got {which!r}, {allowed}")
-        chunks = chunks if TRAITS[which].has_chunks else 1
-        lists = [SCHEDULES[which](stage, stages, microbatches, chunks) for stage in range(stages)]
+        lists = actions_of(which, stages, microbatches, chunks if TRAITS[which].has_chunks else 1)
     stages, chunks = len(lists), 1 + max(action.chunk for own in lists for action in own)
     has_weight_pass = any(action.kind == "W" for action in lists[0])
     seconds = {"F": FORWARD, "B": BACKWARD / (1 + has_weight_pass), "W": BACKWARD / 2}
