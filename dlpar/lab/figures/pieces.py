@@ -406,8 +406,8 @@ def _bytes_in_words(table: list[tuple], ranks: int) -> str:
     if off:
         text += f"; {captions.listed(off)} {'differs' if len(off) == 1 else 'differ'} from the closed form"
     elif known:
-        which = "every row equals" if len(known) == len(table) else f"{len(known)} of {len(table)} rows equal"
-        text += f"; {which} the closed form, to the byte"
+        which = " that has one" * (len(known) < len(table))
+        text += f"; every row{which} equals the closed form, to the byte"
     return f"{text}."
 
 

@@ -146,6 +146,13 @@ def test_bytes_of_a_run_are_counted_in_a_job_of_their_own():
     assert block["forward (bytes)"] == block["backward (bytes)"]
 
 
+def test_rows_without_a_closed_form_are_not_counted_as_unequal():
+    cut = Experiment(workers=4, model={"depth": 3}, split={"kind": "hybrid", "stages": 2, "tensor": 2})
+    figure = lab.layer_bytes(cut)
+    assert figures.table(figure)["closed form (bytes)"].isna().any()
+    assert "every row that has one equals the closed form" in figures.caption(figure)
+
+
 RIGHT = torch.arange(1.0, 33.0, dtype=torch.float64).view(1, 2, 4, 4)
 
 
