@@ -37,8 +37,8 @@ GRADED = "DLPAR_GRADED"
 PACKAGE = str(Path(__file__).parents[1])
 """Folder of dlpar's code, as opposed to a student's."""
 
-INTERNAL = re.compile(rf'(  File "{re.escape(PACKAGE)}/.*\n(    .*\n)+)+(?=  File "(?!{re.escape(PACKAGE)}))')
-"""Frames of dlpar in a traceback before a frame of a student's code."""
+INTERNAL = re.compile(rf'(  File "{re.escape(PACKAGE)}/.*\n(    .*\n)+)+(?=  File|\w)')
+"""Frames of dlpar in a traceback before a frame of a student's code, or before the error."""
 
 SENDS_WAIT = f"{PACKAGE}/systems/platforms/sends-wait.toml"
 """Platform of simulated ranks. No send returns before its receive, so no answer can rely on a buffer."""
@@ -138,7 +138,7 @@ def check(
             return to_do()
         try:
             got = student(**given) if isinstance(given, Mapping) else student(*given)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:  # a student interrupts an endless loop
             if isinstance(error, NotImplementedError) and not error.args:  # torch's own say what is missing
                 return to_do(f"{name} is not written yet.")
             return wrong(name, hints, f"{where} raised {type(error).__name__}: {error}{_line(error)}")
@@ -157,7 +157,7 @@ def _call(name: str, arguments: Any) -> str:
     return f"{name}({', '.join(map(short, arguments))})"
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     """Return the line of the student's code that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(PACKAGE)]
@@ -231,6 +231,8 @@ class Step(NamedTuple):
         False: the ranks must send at least as much.
     tolerance : float
         Largest relative difference of numbers.
+    before : sequence
+        Values that ranks held before, if an answer has to change them in place.
     """
 
     where: str
@@ -239,6 +241,7 @@ class Step(NamedTuple):
     sends: Sequence[Cost] = ()
     exactly: bool = True
     tolerance: float = 1e-6
+    before: Sequence[Any] = ()
 
 
 def judge_on_ranks(
@@ -302,10 +305,8 @@ def judge_on_ranks(
             return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
         if complaint := complain(told):
             return wrong(name, hints, where + complaint)
-    tried = f"{listed(map(str, workers))} simulated {who}"
-    tried += f" and on {workers[-1]} real ones" if real else ""
-    sentence = praise(told) if callable(praise) else praise
-    return solved(name, sentence.format(name=name, ranks=tried))
+    tried = f"{listed(map(str, workers))} simulated {who}{f' and on {workers[-1]} real ones' if real else ''}"
+    return solved(name, (praise(told) if callable(praise) else praise).format(name=name, ranks=tried))
 
 
 def judge_steps(
@@ -338,7 +339,8 @@ def judge_steps(
         for number, step in enumerate(steps(len(told))):
             for rank, right in enumerate(step.expected):
                 if differs := difference(told[rank][number][0], right, step.tolerance, step.name):
-                    return f"{step.where}, on rank {rank}: {differs}."
+                    is_same = told[rank][number][0] in step.before[rank : rank + 1]
+                    return f"{step.where}, on rank {rank}: {differs}.{' Change the tensor itself, in place.' * is_same}"
             if step.sends:
                 sent = [[traffic for _, traffic in own[begin : number + 1]] for own in told]
                 if complaint := _sends_otherwise(sent, step, like, by):
@@ -422,9 +424,10 @@ def check_on_ranks(
 
     def steps(ranks: int) -> Iterator[Step]:
         for length in LENGTHS:
-            right = expected([_input(ranks, rank, length) for rank in range(ranks)])
+            given = [_input(ranks, rank, length) for rank in range(ranks)]
+            before, right = [each.tolist() for each in given], [each.tolist() for each in expected(given)]
             sends = [closed_form(form, ranks, length, itemsize=4)] if form else ()
-            yield Step(f" and length {length}", [each.tolist() for each in right], "", sends, exactly)
+            yield Step(f" and length {length}", right, "", sends, exactly, before=before)
 
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends as much as {like}" if like else ""
     praise = f"{{name}} is right on {{ranks}}, for tensors of {lengths} numbers{sends}."
@@ -439,13 +442,13 @@ def _on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
 
 
 def _input(ranks: int, rank: int, length: int) -> torch.Tensor:
-    """Return a rank's initial tensor: (rank + 1) × [1, 2, 3, …].
+    """Return a rank's initial tensor: (rank² + 1) × [1, 2, 3, …].
 
-    A graded answer gets random numbers instead.
+    No rank's value is the mean of its neighbours'. A graded answer gets random numbers instead.
     """
     import torch
 
     if draw := secret("input", ranks, rank, length):
         # One order of magnitude, so that no order of operations rounds by more than the tolerance.
         return torch.from_numpy(draw.integers(500, 1500, length)).float()
-    return (rank + 1) * torch.arange(1.0, length + 1)
+    return (rank**2 + 1) * torch.arange(1.0, length + 1)

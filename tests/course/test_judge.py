@@ -228,6 +228,65 @@ def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
     )
 
 
+@pytest.mark.slow
+def test_a_mean_that_is_right_only_of_evenly_spaced_values_is_found():
+    def half_of_the_last(comm, gradient):
+        arriving = torch.empty_like(gradient)
+        for other in range(1, comm.size):
+            if comm.rank == 0:
+                comm.recv(arriving, other)
+        if comm.rank == 0:
+            gradient.add_(arriving).div_(2)
+            for other in range(1, comm.size):
+                comm.send(gradient, other)
+        else:
+            comm.send(gradient, 0)
+            comm.recv(gradient, 0)
+
+    def forgets_itself(comm, weights):
+        peers = [peer for peer in (comm.rank - 1, comm.rank + 1) if 0 <= peer < comm.size]
+        before, arrived = weights.clone(), []
+        sending = [comm.isend(before, peer) for peer in peers]
+        for peer in peers:
+            arrived.append(torch.empty_like(weights))
+            comm.recv(arrived[-1], peer)
+        own = 0 if len(peers) == 2 else 2 / 3
+        weights.copy_(own * before + (1 - own) * sum(arrived) / len(peers))
+        for request in sending:
+            request.wait()
+
+    line = lambda n: mixing_matrix([[j for j in (i - 1, i + 1) if 0 <= j < n] for i in range(n)])
+    mixed = lambda tensors: list(torch.from_numpy(line(len(tensors))).float() @ torch.stack(tensors))
+    assert "3 simulated ranks" in check_on_ranks(half_of_the_last, **MEAN).sentence
+    assert (
+        "value 0 is 3.0, expected 2.6" in check_on_ranks(forgets_itself, expected=mixed, workers=[3]).sentence
+    )
+
+
+def test_who_computes_a_new_tensor_is_told_to_change_the_given_one():
+    def new_tensor(comm, tensor):
+        tensor = tensor * comm.size
+
+    def wrong_in_place(comm, tensor):
+        tensor *= 2 * comm.size
+
+    times = dict(expected=lambda tensors: [each * len(tensors) for each in tensors], workers=[2])
+    assert check_on_ranks(new_tensor, **times).sentence.endswith(" Change the tensor itself, in place.")
+    assert "in place" not in check_on_ranks(wrong_in_place, **times).sentence
+
+
+def test_an_error_before_the_students_first_line_shows_no_line_of_ours():
+    sentence = check_on_ranks(lambda gradient: None, workers=[2], expected=list).sentence
+    assert "takes 1 positional argument but 2 were given" in sentence and "File" not in sentence
+
+
+def test_a_loop_that_the_student_interrupts_is_shown_with_its_line():
+    def endless(rank, world):
+        raise KeyboardInterrupt  # as Jupyter's stop button does
+
+    assert re.search("raised KeyboardInterrupt.*\n  in line", check(endless, CASES).sentence)
+
+
 SUM = dict(expected=lambda tensors: [sum(tensors)] * len(tensors), like="ring")
 
 
@@ -323,7 +382,7 @@ def star(comm, tensor):
 
 @pytest.mark.slow
 def test_who_sends_less_than_any_exchange_needs_is_told_so():
-    from_the_inputs = lambda comm, tensor: tensor.mul_(comm.size * (comm.size + 1) / 2 / (comm.rank + 1))
+    from_the_inputs = lambda comm, tensor: tensor.mul_(8 / (comm.rank**2 + 1))  # on three ranks: 1 + 2 + 5
     sums = dict(expected=SUM["expected"], workers=[3], at_least="star")
     verdict = check_on_ranks(from_the_inputs, **sums)
     assert "the result is right, but the ranks send 0 messages and 0 bytes together; every exchange takes at least 4 " \

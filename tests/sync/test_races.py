@@ -67,6 +67,22 @@ def test_a_dense_update_and_an_uncounted_conflict_are_found_and_named():
 
     verdict = check_on_ranks(in_turns(ignores_seen), expected=sum_of_changes)
     assert "returned 1 conflicts, expected 0: the stamps were [3], seen were [3]" in verdict.sentence
+
+    def ignores_negative(weights, change, stamps, seen, stamp):
+        places = (change > 0).nonzero().view(-1)
+        weights[places] += change[places]
+        conflicts = int((stamps[places] != seen[places]).sum())
+        stamps[places] = stamp
+        return conflicts
+
+    def without_sum(weights, change, stamps, seen, stamp):
+        sparse_update(weights, change, stamps, seen, stamp)
+        return stamps != seen
+
+    verdict = check_on_ranks(in_turns(ignores_negative), expected=sum_of_changes)
+    assert "is not zero" in verdict.sentence
+    verdict = check_on_ranks(in_turns(without_sum), expected=sum_of_changes)
+    assert "without_sum returned tensor([" in verdict.sentence
     verdict = check_on_ranks(in_turns(dense_update), expected=sum_of_changes, hints=HINTS)
     assert "stamps[1] is 1, expected 0: change[1] is zero" in verdict.sentence and verdict.hints == HINTS[:1]
     verdict = check_on_ranks(in_turns(without_count), expected=sum_of_changes, hints=HINTS)

@@ -90,7 +90,7 @@ def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[floa
         gradient = torch.from_numpy(_gradient(comm.size, comm.rank, step)).tensor_split(comm.size)
         student(comm, chunks, list(gradient), velocity, LR, MOMENTUM)
         # An answer may put new tensors into the list. If the velocity is never used, it keeps a whole one elsewhere.
-        yield torch.cat(chunks).tolist() if step == 0 or velocity.any() else "computed without velocity"
+        yield torch.cat(chunks).tolist() if not step or velocity.any() else "velocity 0: change it in place"
 
 
 # ---- two layers cut over ranks ------------------------------------------------------

@@ -189,8 +189,7 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     desk.version += 1
     desk.clock[worker] += 1
     desk.waiting.append(worker)
-    slowest = min(desk.clock.values())
-    return [each for each in desk.waiting if desk.clock[each] - slowest <= desk.bound]
+    return [each for each in desk.waiting if desk.clock[each] - min(desk.clock.values()) <= desk.bound]
 
 
 def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
@@ -208,17 +207,17 @@ def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 
 def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     """Name the first error in an answer to a push, or return an empty string."""
-    if len(mine.gathered) != len(right.gathered):
-        return f"server.gathered has {len(mine.gathered)} pushes, expected {len(right.gathered)}"
+    if len(mine.gathered or ()) != len(right.gathered):
+        return f"server.gathered has {len(mine.gathered or ())} pushes, expected {len(right.gathered)}"
     for what in ("version", "clock", "weights"):
         if differs := difference(getattr(mine, what), getattr(right, what), 1e-5, f"server.{what}"):
             return differs
     if not isinstance(answered, (list, tuple, set)):
         return f"on_push returned {answered!r}, expected a list of workers: {go}"
-    if len(set(answered)) != len(answered):
-        return f"on_push returned {answered}, but a worker may appear only once"
     if strange := [each for each in answered if each not in right.waiting]:
         return f"on_push returned worker {strange[0]!r}, but this worker is not waiting"
+    if len(set(answered)) != len(answered):
+        return f"on_push returned {answered}, but a worker may appear only once"
     wrong = [*(each for each in answered if each not in go), *(each for each in go if each not in answered)]
     if not wrong:
         return ""

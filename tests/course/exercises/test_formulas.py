@@ -186,6 +186,8 @@ def test_a_policy_that_learns_how_often_all_dies_is_right_whatever_dies_and_a_co
             1, round(of * (snapshot / 20) ** 0.5 / step)
         )
         assert check_interval(constant).status == "not yet"
+    of_the_step = lambda step, snapshot, now, deaths: 28 if step == 5 else 120
+    assert check_interval(of_the_step).status == "not yet"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,8 @@ def test_a_policy_that_learns_how_often_all_dies_is_right_whatever_dies_and_a_co
         ),
         (lambda step, snapshot, now, deaths: 10**9, "0.0% of its time counts"),
         (lambda step, snapshot, now, deaths: 2.5, "it chose 2.5 steps, allowed is a whole number from 1"),
-        (lambda step, snapshot, now, deaths: 0, "it chose 0 steps"),
+        (lambda step, snapshot, now, deaths: 0, "at 0 s it chose 0 steps"),
+        (lambda step, snapshot, now, deaths: None if deaths else 20, " s it chose None steps, allowed is"),
         (lambda step, snapshot, now, deaths: 1 / 0, "raised ZeroDivisionError: division by zero\n  in line "),
     ],
 )

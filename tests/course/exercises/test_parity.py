@@ -142,4 +142,4 @@ def test_a_whole_velocity_of_ones_own_is_not_zero():
         for chunk, change in zip(weights, own.tensor_split(comm.size)):
             chunk.sub_(lr * change)
 
-    assert "the weights is 'computed without velocity'" in str(check_zero(keeps_all, workers=[2]))
+    assert "the weights is 'velocity 0: change it in place'" in str(check_zero(keeps_all, workers=[2]))
