@@ -21,7 +21,7 @@ from dlpar.jobs.control_groups import number_in, text_of
 from dlpar.jobs.processes import kill
 from dlpar.jobs.tail import ALL_RANKS, RECORDS, REFUSAL, Record, lines_of, rank_of, record_of
 
-OF_ALL = ("Deadlock", "NeverYields", "BadExperiment", "BadData", "Died", "CannotGoOn", "WrongUpdate")
+OF_ALL = ("Deadlock", "NeverYields", "BadExperiment", "BadData", "Died", "CannotGoOn", "WrongAnswer")
 """Exceptions whose message says all: about a simulation, refused settings or data, deaths, or an exercise."""
 
 RUNNING = "running.stack"

@@ -19,8 +19,8 @@ from dlpar.config.generator import generator
 Update = Callable[..., Any]
 
 
-class WrongUpdate(ValueError):
-    """Error: an update left a wrong stamp, or returned a wrong number of conflicts. The message says all."""
+class WrongAnswer(ValueError):
+    """Error: an exercise's answer is wrong. The message says all."""
 
 
 SIZE, ROUNDS = 10_000, 300
@@ -69,15 +69,15 @@ def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.Tensor], stamp: int) -> None:
-    """Raise :class:`WrongUpdate` if the stamps or the number of conflicts are wrong."""
+    """Raise :class:`WrongAnswer` if the stamps or the number of conflicts are wrong."""
     written, (seen, before, stamps) = change != 0, of
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
             why = f"change[{place}] is {'not zero' if mine else 'zero'}"
-            raise WrongUpdate(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
+            raise WrongAnswer(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
     expected = int((written & (before != seen)).sum())
     if getattr(conflicts, "numel", int)() > 1 or conflicts != expected:
-        raise WrongUpdate(
+        raise WrongAnswer(
             f"{name} returned {conflicts!r} conflicts, expected {expected}: "
             f"the stamps were {before.tolist()}, seen were {seen.tolist()}, and the change is {change.tolist()}"
         )

@@ -56,7 +56,8 @@ def overlapped(
     now = done = sent = 0.0
     for until, seconds in zip([*ready, computed], [*taking, None]):
         work, disturbed = until - done, max(0.0, sent - now)
-        now += work / beside if work < disturbed * beside else work + (1 - beside) * disturbed * bool(work)
+        stalled = (1 - beside) * disturbed if work else 0.0
+        now += work / beside if work < disturbed * beside else work + stalled
         done = until
         if seconds is not None:
             sent = max(now, sent) + seconds

@@ -282,8 +282,7 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     taking = [_bucket_seconds(name, costs, length) for length in lengths]
     is_above = (name == "tree" and n & (n - 1)) or (sync.overlap and name != "ring")
     is_odd = (name == "halving_doubling" and n & (n - 1)) or (name not in ("ring", "tree") and costs.differ)
-    is_estimate = costs.is_crowded or is_odd
-    kind = ESTIMATE if is_estimate else ABOVE if is_above else EXACT
+    kind = ESTIMATE if costs.is_crowded or is_odd else ABOVE if is_above else EXACT
     if sync.overlap and n > 1:
         return _beside_backward(costs, cut, taking, kind)
     return costs.step(sum(taking), 2 * costs.model.parameters, kind)

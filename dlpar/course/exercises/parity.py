@@ -10,6 +10,7 @@ import numpy as np
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
 from dlpar.course.judge import Answer, Step, Verdict, difference, judge_on_ranks, judge_steps, secret
+from dlpar.sync.races import WrongAnswer
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
 from dlpar.theory.counts import closed_form
@@ -89,8 +90,10 @@ def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[floa
     for step in range(STEPS):
         gradient = torch.from_numpy(_gradient(comm.size, comm.rank, step)).tensor_split(comm.size)
         student(comm, chunks, list(gradient), velocity, LR, MOMENTUM)
-        # An answer may put new tensors into the list. If the velocity is never used, it keeps a whole one elsewhere.
-        yield torch.cat(chunks).tolist() if not step or velocity.any() else "velocity 0: change it in place"
+        # If it stays 0, the answer has rebound the name, or keeps a whole velocity elsewhere.
+        if step and not velocity.any():
+            raise WrongAnswer(f"after step {step}, on rank {comm.rank}: velocity stays 0; change it in place")
+        yield torch.cat(chunks).tolist()  # an answer may put new tensors into the list
 
 
 # ---- two layers cut over ranks ------------------------------------------------------

@@ -65,12 +65,11 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
     as_data = check(student, [(size, size) for size in sizes], hints, compare=_wrong_with)
     if not as_data:
         return as_data
-    workers = TRAINED.workers
-    lists = _actions(student(workers, TRAINED.split.microbatches))
+    lists = _actions(student(TRAINED.workers, TRAINED.split.microbatches))
     said = listed([f"{stages} × {microbatches}" for stages, microbatches in sizes])
     how = "every action once, no deadlock, a bubble of (p - 1) / m, and never more micro-batches in flight than stages"
     praise = f"{{name}} is right for {said} stages × micro-batches: {how}. On {{ranks}} its losses equal those of 1F1B."
-    return judge_on_ranks(student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, (lists,))
+    return judge_on_ranks(student, _on_rank, [len(lists)], _trained_otherwise, praise, hints, 20.0, (lists,))
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
@@ -82,7 +81,7 @@ def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
 
 
 def _actions(given: Any) -> list[list[Action]]:
-    return [[Action(*action) for action in own] for own in given]
+    return [[Action(kind, int(micro), *map(int, chunk)) for kind, micro, *chunk in own] for own in given]
 
 
 def _wrong_with(given: Any, size: Size) -> str:
@@ -146,11 +145,10 @@ def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
     best = {bar[:4]: bar.start for bar in timeline("1f1b", stages, microbatches, **times)}
     late = min((bar for bar in bars if bar.start > best[bar[:4]]), key=lambda bar: (best[bar[:4]], bar.stage))
     position = sum(bar.stage == late.stage and bar.start < late.start for bar in bars)
-    begins, could = late.start, best[late[:4]]
     idle = f"the bubble is {found:.1%} of the computing time, allowed is (p - 1) / m = {allowed:.1%}"
     first = f"The first late action is on stage {late.stage}, {_at(position, Action(late.kind, late.micro))}"
     passes = f"a forward pass takes {SECONDS['F']:g}, a backward pass {SECONDS['B']:g}"
-    return f"{idle}. {first}: it begins at {begins:g} instead of {could:g} ({passes})"
+    return f"{idle}. {first}: it begins at {late.start:g} instead of {best[late[:4]]:g} ({passes})"
 
 
 def _at(position: int, action: Action) -> str:

@@ -166,6 +166,8 @@ def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> 
     for push in range(CLOCKS * len(none)):
         worker = comm.recv(gradient).source
         age = right.version - right.read[worker]
+        right.clock[worker] += 1
+        right.waiting.append(worker)
         go = rule(right, worker, gradient)
         if not found:
             differs = _wrong_with(on_push(mine, worker, gradient.clone()), mine, right, go)
@@ -184,18 +186,15 @@ def _serve(comm: Comm, on_push: Callable[..., Any], value: int, letter: str) -> 
 
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Handle a push as a correct `on_push` does. Return the workers that may be answered."""
+    """Handle a push that has been counted as a correct `on_push` does. Return who may be answered."""
     desk.weights.add_(gradient, alpha=-desk.lr / max(1, desk.version - desk.read[worker]))
     desk.version += 1
-    desk.clock[worker] += 1
-    desk.waiting.append(worker)
-    return [each for each in desk.waiting if desk.clock[each] - min(desk.clock.values()) <= desk.bound]
+    slowest = min(desk.clock.values())
+    return [each for each in desk.waiting if desk.clock[each] - slowest <= desk.bound]
 
 
 def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """Handle a push as a correct `on_push` does with backup workers. Return the workers that may be answered."""
-    desk.clock[worker] += 1
-    desk.waiting.append(worker)
+    """Handle a counted push as a correct `on_push` does with backup workers. Return who may be answered."""
     if desk.read[worker] == desk.version:
         desk.gathered.append(gradient.clone())
     if len(desk.gathered) == desk.needed:

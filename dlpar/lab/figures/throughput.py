@@ -46,28 +46,26 @@ class Rate:
     ----------
     mean : float or None
         Rate over all complete windows; None if there is none.
-    last : float
-        Seconds at which the last samples were finished.
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:
-        self.series, self.window, self.mean, self.last, self._samples = series, window, None, 0.0, 0
+        self.series, self.window, self.mean, self._samples, self._last = series, window, None, 0, 0.0
         self._ends: list[tuple[float, int]] = []
 
     def add(self, seconds: float, samples: int, began: float) -> None:
         """Count `samples` finished at `seconds`. `began` is the start of the first step."""
         self._ends = self._ends or [(began, 0)]
-        self._samples, self.last = self._samples + samples, seconds
+        self._samples, self._last = self._samples + samples, seconds
         if seconds - self._ends[-1][0] >= self.window:
-            self.close(seconds)
+            self.close()
 
-    def close(self, seconds: float) -> None:
-        """End the current window."""
-        if not self._ends or self._samples == self._ends[-1][1] or seconds <= self._ends[-1][0]:
+    def close(self) -> None:
+        """End the current window at the newest samples. A rank that has died has no rate afterwards."""
+        if not self._ends or self._samples == self._ends[-1][1] or self._last <= self._ends[-1][0]:
             return
-        self._ends.append((seconds, self._samples))
+        self._ends.append((self._last, self._samples))
         self.series.add(_rates(self._ends[-2:])[0])
-        self.mean = self._samples / (seconds - self._ends[0][0])
+        self.mean = self._samples / (self._last - self._ends[0][0])
         if len(self._ends) == self.series.limit:
             self._ends = self._ends[::2]  # the newest window may be open again
             self.series.replace(_rates(self._ends))
@@ -146,7 +144,7 @@ class Throughput(Plot):
             return
         if ended:
             for rate in (total, *self.by_rank.values()):
-                rate.close(rate.last)  # a rank that has died or left earlier has no rate afterwards
+                rate.close()
         if not len(total.series):
             return
         total.mean = steps.samples / (last.seconds - self._began)  # without lost steps

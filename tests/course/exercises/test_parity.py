@@ -142,4 +142,6 @@ def test_a_whole_velocity_of_ones_own_is_not_zero():
         for chunk, change in zip(weights, own.tensor_split(comm.size)):
             chunk.sub_(lr * change)
 
-    assert "the weights is 'velocity 0: change it in place'" in str(check_zero(keeps_all, workers=[2]))
+    assert "ranks: after step 1, on rank 0: velocity stays 0; change it in place" in str(
+        check_zero(keeps_all, workers=[2])
+    )

@@ -41,6 +41,12 @@ def test_a_right_schedule_trains_on_simulated_and_on_real_ranks_what_1f1b_trains
     )
 
 
+def test_numbers_of_micro_batches_may_come_from_a_division():
+    as_floats = lambda *sizes: [[(kind, float(micro)) for kind, micro in own] for own in my_schedule(*sizes)]
+    as_floats.__name__ = "as_floats"
+    assert lab.check_schedule(as_floats)
+
+
 def unsolved(stages, microbatches):
     raise NotImplementedError
 

@@ -28,7 +28,7 @@ def test_rate_loses_no_sample_however_long_the_run():
     for _ in range(20_000):
         began, now = now, now + float(rng.uniform(0.001, 0.05))
         rate.add(now, 64, began)
-    rate.close(now)
+    rate.close()
     ends, rates = series.rows.T
     assert len(series) <= 50 and (np.diff(ends) > 0).all()
     assert (rates * np.diff(ends, prepend=0.0)).sum() == pytest.approx(20_000 * 64)
