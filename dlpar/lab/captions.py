@@ -98,8 +98,7 @@ def convergence(curve: Curve, stride: int = 1) -> str:
         return f"{text}: the run diverged; a smaller lr may help."
     if curve.accuracy is not None:
         text += f"; {curve.accuracy:.1%} of the held-out samples are classified correctly"
-    went_on = "died, and the others continued after step"
-    text += "".join(f"; rank {rank} {went_on} {step:,}" for rank, step in curve.deaths.items())
+    text += "".join(f"; rank {n} died, others went on at step {step:,}" for n, step in curve.deaths.items())
     text += f"; {curve.lost:,} steps were done twice (broad line)" * (curve.lost > 0)
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 

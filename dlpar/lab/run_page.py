@@ -220,8 +220,7 @@ class RunPage(Page):
         run = self._front
         kept = Run(self._status.path)
         has_results = self._board.steps.done and kept.status == status  # not a recording that was stopped
-        found = results(kept, self._board.reached) if has_results else None
-        self._outcomes[run.key] = status, found
+        self._outcomes[run.key] = status, results(kept, self._board.reached) if has_results else None
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)
         self._show_runs()

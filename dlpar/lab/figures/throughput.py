@@ -100,7 +100,7 @@ class Throughput(Plot):
         super().begin(run)
         self.remove("rank ")
         self.remove("predicted")
-        self.by_rank, self._began, experiment = {}, None, run.experiment
+        self.by_rank, self._dead, self._began, experiment = {}, set[int](), None, run.experiment
         self.kept[run.key] = self._rate(f"{run.key} all", run.line)
         found = predict(experiment)
         self.predicted = experiment.global_batch / found.seconds if found else None
@@ -125,13 +125,15 @@ class Throughput(Plot):
         self.set_axis("yaxis", visible=True)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Process the record of one worker's step."""
+        """Process the record of one worker's step, or of a rank's death."""
         if record["k"] == "step":
             seconds = record["t"]
             began = seconds - record["compute"] - record["comm"] - record["wait"]
             self._began = began if self._began is None else min(began, self._began)
             if rank in self.by_rank and not record.get("dropped"):
                 self.by_rank[rank].add(seconds, record["samples"], began)
+        elif record.get("name") == "death":  # the ranks that go on have other conditions
+            self._dead.add(record["dead"])
 
     def step(self, done: GlobalStep) -> None:
         """Process the record of a finished global step."""
@@ -155,7 +157,7 @@ class Throughput(Plot):
             self.restyle(f"{self.front.key} all", meta=total.mean)  # height of its name
             self._make_room(max(s.rows[:, 1].max() for _, s in self._traces.values() if len(s)), ended)
         if len(self.runs) == 1:
-            rates = {rank: rate.mean for rank, rate in self.by_rank.items() if rate.mean}
+            rates = {n: rate.mean for n, rate in self.by_rank.items() if rate.mean and n not in self._dead}
             front = self.front.experiment
             return self.say(captions.throughput(total.mean, rates, front, self.predicted, self.kind))
         means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}

@@ -276,3 +276,15 @@ def test_a_rank_that_has_died_is_not_said_to_be_slow():
             board.take(rank, step(number, rank, t=(number + 1) / 10, compute=0.1, comm=0.0))
     board.settle(ended=True)
     assert plot.by_rank[1].mean == pytest.approx(640) == plot.by_rank[0].mean
+
+
+def test_of_ranks_that_live_the_slowest_is_named():
+    """The others are quicker once a rank has died, because they share its core."""
+    board = fed(plot := Throughput(), Experiment(workers=3, sync={"scheme": "ps", "consistency": "asp"}))
+    paces = {0: [0.1] * 50, 1: [0.2] * 25, 2: [0.4] * 5}
+    for rank, seconds in paces.items():
+        for number, end in enumerate(np.cumsum(seconds)):
+            board.take(rank, step(number, rank, t=float(end), compute=seconds[0], comm=0.0))
+    board.take(0, {"k": "event", "name": "death", "dead": 2, "step": 40, "t": 2.0, "rank": 0})
+    board.settle(ended=True)
+    assert "; rank 1 has the lowest rate of those drawn, 320" in plot.caption
