@@ -154,8 +154,8 @@ def look() -> Machine:
     except (NoMPI, OSError) as error:
         problem = str(error)
     return Machine(
-        cores=usable_cores(),
-        processors=min(usable_cores(), ControlGroups().quota() or float("inf")),
+        cores=len(usable_cores()),
+        processors=min(len(usable_cores()), ControlGroups().quota() or float("inf")),
         memory=memory(),
         gpus=(found := tuple(map(str, gpus()))),
         torch_cuda=(can := torch_cuda()),
@@ -205,7 +205,7 @@ def meet(starter: Starter) -> str:
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-c", _MEET])
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    env = environment(scratch.folder, scratch.memory, threads=1, one_host=True)
+    env = environment(scratch.folder, scratch.memory, one_host=True)
     process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **how)
     try:
         said = process.communicate(timeout=MEET)[0]

@@ -17,9 +17,9 @@ UNLIMITED = 1 << 60
 """Value above which a memory limit of control groups version 1 means no limit."""
 
 
-def usable_cores() -> int:
-    """Return the processor cores on which this process may run."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores() -> set[int]:
+    """Return the numbers of the processor cores on which this process may run."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cores() -> int:
@@ -27,7 +27,7 @@ def cores() -> int:
 
     A container's 1.5 CPUs give 1.
     """
-    return max(1, int(min(usable_cores(), ControlGroups().quota() or usable_cores())))
+    return max(1, int(min(filter(None, (len(usable_cores()), ControlGroups().quota())))))
 
 
 class AvailableMemory(NamedTuple):

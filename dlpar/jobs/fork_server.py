@@ -29,6 +29,7 @@ from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import adopt_orphans, descendants, die_with_writer, end_children, has_children, kill
 from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
+from dlpar.worlds.mpiexec import ONE_THREAD
 
 PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "networkx", "numpy.random", "platformdirs", "filelock")
 """Modules that every rank has loaded from the start, with their own imports."""
@@ -119,9 +120,8 @@ def _ask(path: Path, fingerprint: str) -> str | None:
 
 def _start(path: Path, fingerprint: str, idle: float) -> None:
     # One thread in every library, because the server must not have a thread pool when it forks.
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     found = os.pathsep.join([str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, **one_thread, "PYTHONPATH": found}
+    env = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), "PYTHONPATH": found}
     command = [sys.executable, "-m", "dlpar.jobs.fork_server", str(path), fingerprint, str(idle)]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     with open(path.with_suffix(".log"), "wb") as log:

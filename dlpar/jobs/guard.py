@@ -60,8 +60,7 @@ class Guardian:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec, self.folder = spec, Path(spec["folder"])
         self.records = os.open(self.folder / "job.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self.log = open(self.folder / "log.txt", "ab", buffering=0)
-        self.log_left = LOG_LIMIT
+        self.log, self.log_left = open(self.folder / "log.txt", "ab", buffering=0), LOG_LIMIT
         # Reserved space for the end of the job, if the disk becomes full.
         (self.folder / "reserve.stack").write_bytes(bytes(1 << 14))
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe

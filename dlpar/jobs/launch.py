@@ -24,7 +24,6 @@ from dlpar.config.paths import private_folder, read_plain, runs_folder, runtime_
 from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
-from dlpar.jobs.control_groups import cores
 from dlpar.jobs.diagnosis import OF_ALL, REMOVED, dead_in, pids_of, rank_files, still_ranks
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
@@ -102,24 +101,19 @@ class Job:
     def _spec(self, scratch: Scratch, experiment: Experiment) -> dict[str, Any]:
         """Return the facts that the guardian needs, in a form ready for JSON."""
         starter, ranks, cluster = find_starter(), experiment.processes, experiment.cluster
-        # A resumed run may go on with other workers than those of its experiment.
-        counts = self.run.experiment if (self.folder / "experiment.json").exists() else experiment
-        simulated = cluster.world == "simulated"
-        survives = experiment.deaths.goes_on and not simulated
-        # Simulated ranks take turns, each with the one thread that its record names.
-        threads = cluster.threads or (1 if simulated else max(1, cores() // ranks))
+        survives = experiment.deaths.goes_on and cluster.world != "simulated"
         arguments = [str(self.folder), str(ranks), "{began}"]
         cold = [sys.executable, "-m", "dlpar.jobs.rank", *arguments]
         warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
         one_host = on_one_host(starter, cluster.hostfile)
+        warmed = one_host and starter.dialect == "openmpi5"
         # A simulation is one process and takes no slot, so a student need not wait for it.
-        is_warm = one_host and starter.dialect == "openmpi5"
-        queue = None if simulated or not one_host else keeper_socket()
+        queue = None if cluster.world == "simulated" or not one_host else keeper_socket()
         return {
             "folder": str(self.folder),
             "cold": starter.command(ranks, cold, cluster.hostfile, survives),
-            "warm": starter.command(ranks, warm, None, survives) if is_warm else None,
-            "env": environment(scratch.folder, scratch.memory, threads, one_host),
+            "warm": starter.command(ranks, warm, None, survives) if warmed else None,
+            "env": environment(scratch.folder, scratch.memory, one_host),
             "queue": str(queue) if queue else None,
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),
@@ -129,7 +123,8 @@ class Job:
             "owner": os.getpid(),
             "who": os.environ.get("JUPYTERHUB_USER", ""),
             "launched": self.launched,
-            "summary": facts_of(counts),
+            # A resumed run may go on with other workers than those of its experiment.
+            "summary": facts_of(self.run.experiment),
         }
 
     @property
@@ -364,10 +359,9 @@ def check_machine(experiment: Experiment) -> None:
     if cluster.world != "real":
         nodes_of(experiment)
         if cluster.stand_in_for is not None:
-            charged = workload(cluster.stand_in_for)
-            few = experiment.split.too_few_layers(experiment, charged.name, len(charged.layers))
+            paper = workload(cluster.stand_in_for)
             if experiment.has_outline:
-                refuse(experiment, few)
+                refuse(experiment, experiment.split.too_few_layers(experiment, paper.name, len(paper.layers)))
     try:
         if hostfile is not None:
             read_plain(hostfile)

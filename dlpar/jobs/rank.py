@@ -38,6 +38,7 @@ from dlpar.config.experiment import BadExperiment, Experiment
 from dlpar.config.paths import write_whole
 from dlpar.config.schema import load_plugins
 from dlpar.config.user_code import unpack
+from dlpar.jobs.control_groups import cores, usable_cores
 from dlpar.jobs.diagnosis import RUNNING
 from dlpar.jobs.record import RankFile, Recorder
 from dlpar.jobs.recovery import work
@@ -67,7 +68,7 @@ def run_rank(argv: list[str]) -> int:
     """Run this rank of the job in folder ``argv[0]`` with ``argv[1]`` ranks, and return the exit status."""
     folder, ranks = Path(argv[0]), int(argv[1])
     launched = float(argv[2]) if len(argv) > 2 else None
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(1)  # simulated ranks take turns
     if _is_simulated(folder):  # all ranks in this process; MPI is not needed
         with _stack_on_request(folder, 0):
             return simulate(folder, *_read_work(folder), launched)
@@ -158,6 +159,7 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         experiment, packed, attempt = world.bcast(_read_work(folder) if world.rank == 0 else None)
         if world.size != (ranks := attempt.fit(experiment).ranks):
             raise BadExperiment(f"ranks: got {world.size}, allowed with this experiment is {ranks}")
+        torch.set_num_threads(experiment.cluster.threads or _share_of_cores(world))
         comm = join(attempt.fit(experiment), on_host=packed is not None)
         record = Recorder(folder, comm, began=attempt.began)
         _begin(record, experiment, launched, attempt)
@@ -182,6 +184,13 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         if record and record.comm.world.watches:  # for the guardian: mpiexec lets the others wait
             (folder / REFUSAL).write_text(f"rank {record.comm.rank} raised {type(error).__name__}: {error}")
         return 1
+
+
+def _share_of_cores(world: MPI.Intracomm) -> int:
+    """Return this rank's equal share, at least 1, of the cores that ranks of its host may use with it."""
+    host, mine = here = os.uname().nodename, usable_cores()
+    rivals = sum(name == host and not mine.isdisjoint(theirs) for name, theirs in world.allgather(here))
+    return max(1, cores() // rivals)
 
 
 def _bring_home(folder: Path, world: MPI.Intracomm) -> None:

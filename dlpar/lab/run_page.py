@@ -474,7 +474,7 @@ class Status:
 
 
 def _platform(ranks: dict[int, dict]) -> str:
-    here = f"{platform.node()}, {usable_cores()} cores"
+    here = f"{platform.node()}, {len(usable_cores())} cores"
     if not ranks:
         return here
     hosts = sorted({r["host"] for r in ranks.values()})

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from dlpar.config.paths import read_plain
 
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Variables that are 1 when a rank starts. The rank itself then sets PyTorch's threads."""
+
 ANSWER = 10.0
 """Seconds within which all other hosts must answer with their names."""
 
@@ -69,7 +72,10 @@ class Starter:
             if self.dialect in ("srun", "plain"):
                 raise NoMPI(f"cluster.hostfile: {self.path} takes none; its scheduler places ranks")
             _check_names(hostfile)
-            flags += ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
+            # Open MPI passes only its own variables to other hosts.
+            ours = [*ONE_THREAD, *filter(re.compile("DLPAR_|PYTHONPATH$").match, os.environ)]
+            passed = [word for name in ours for word in ("-x", name)]
+            flags += ["-f", hostfile] if self.dialect == "hydra" else ["--hostfile", hostfile, *passed]
         return [self.path, *flags, "-n", str(ranks), *program]
 
 
@@ -162,7 +168,7 @@ EAGER = 1 << 20
 """Bytes of a message between hosts up to which a sender does not wait for the receiver."""
 
 
-def environment(folder: Path, memory: Path, threads: int, one_host: bool) -> dict[str, str]:
+def environment(folder: Path, memory: Path, one_host: bool) -> dict[str, str]:
     """Return this process's environment with settings for a quick, quiet, private start.
 
     The user's settings take precedence.
@@ -171,17 +177,13 @@ def environment(folder: Path, memory: Path, threads: int, one_host: bool) -> dic
     ----------
     folder, memory : Path
         The job's private folders: for session files and sockets, and for memory segments.
-    threads : int
-        Compute threads of each rank.
     one_host : bool
         Whether all ranks run on this machine, where they need no network and see the same folders.
     """
-    own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # the experiment sets these
     allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]  # other files stay unchanged
-    flags = [*allow, *(f"{name}_CONFIRM" for name in allow), "OPENBLAS_NUM_THREADS", "PYTHONUNBUFFERED"]
+    flags = [*allow, *(f"{name}_CONFIRM" for name in allow), *ONE_THREAD, "PYTHONUNBUFFERED"]
     settings = dict.fromkeys([*flags, "PRTE_MCA_prte_silence_shared_fs"], "1")
     if one_host:
-        own["TMPDIR"] = str(folder)
         settings |= {
             # MPI_Init takes 0.1 s instead of 1.1 s, because it does not search for fabrics. One machine needs
             # none.
@@ -190,8 +192,7 @@ def environment(folder: Path, memory: Path, threads: int, one_host: bool) -> dic
             "OMPI_MCA_osc": "^ucx",
             "OMPI_MCA_mtl": "^ofi",
             "PMIX_MCA_gds": "hash",
-            "OMPI_MCA_btl_sm_backing_directory": str(memory),
-            "OMPI_MCA_osc_sm_backing_directory": str(memory),
+            **{f"OMPI_MCA_{part}_sm_backing_directory": str(memory) for part in ("btl", "osc")},
             "PRTE_MCA_prte_tmpdir_base": str(folder),
         }
     else:
@@ -210,7 +211,7 @@ def environment(folder: Path, memory: Path, threads: int, one_host: bool) -> dic
             "PRTE_MCA_oob_tcp_keepalive_intvl": "1",
             "PRTE_MCA_oob_tcp_keepalive_probes": "3",
         }
-    return {**settings, **os.environ, **own}
+    return {**settings, **os.environ, **({"TMPDIR": str(folder)} if one_host else {})}
 
 
 _PIDFD_GETFD = 438

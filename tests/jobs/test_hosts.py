@@ -58,7 +58,8 @@ class Hosts:
             done = subprocess.run(self.on(pid, "sh", "-ec", WIRE.format(number=number, queue=queue)))
             assert done.returncode == 0
         agent = folder / "agent"
-        agent.write_text(f'#!/bin/bash\nshift\nexec {" ".join(self.on(two))} bash -c "$*"\n')
+        bare = "env -i HOME=/root PATH=/usr/bin:/bin"  # as ssh, which passes no variables
+        agent.write_text(f'#!/bin/bash\nshift\nexec {" ".join(self.on(two))} {bare} bash -c "$*"\n')
         agent.chmod(0o755)
         self.file = folder / "hostfile"
         self.file.write_text("one slots=1\ntwo slots=1\n")
@@ -166,7 +167,7 @@ APART = """
 import sys, time
 from dlpar import Experiment, launch
 slow = {"kind": "constant", "delay_ms": 10.0}
-job = launch(Experiment(workers=2, steps=100, delays=slow, cluster={"hostfile": sys.argv[1], "threads": 1}))
+job = launch(Experiment(workers=2, steps=100, delays=slow, sync="relay", cluster={"hostfile": sys.argv[1]}))
 end = time.monotonic() + 60
 while not len(job.run.steps) and time.monotonic() < end:
     time.sleep(0.1)
@@ -174,16 +175,19 @@ try:
     job.slow(1)
 except ValueError as error:
     print(error)
-print(job.wait(60).steps.groupby("rank").size().tolist())
+print(job.wait(60).steps.groupby("rank").size().tolist(), job.run.ranks["threads"].tolist())
 """
 
 
 def test_hosts_without_a_shared_run_folder_bring_their_records_home_and_take_no_orders(hosts):
+    """A rank of another host reads the plug-ins, too, and has a share of its own host's cores."""
+    hosts.environment |= {"DLPAR_PLUGINS": "relay", "PYTHONPATH": str(Path(__file__).parents[1] / "plugins")}
     runs_folder().mkdir(parents=True, exist_ok=True)
     hide = ["mount", "-t", "tmpfs", "none", str(runs_folder())]
     assert subprocess.run(hosts.on(hosts.hosts[1].pid, *hide)).returncode == 0
     said, complaint = hosts.begin(sys.executable, "-c", APART, str(hosts.file)).communicate(timeout=110)
-    assert said == "rank: got 1, allowed is one of [0], alive now\n[100, 100]\n", complaint
+    cores = [len(os.sched_getaffinity(0))] * 2
+    assert said == f"rank: got 1, allowed is one of [0], alive now\n[100, 100] {cores}\n", complaint
 
 
 def test_hosts_of_one_name_are_refused(tmp_path):

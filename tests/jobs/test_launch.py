@@ -198,7 +198,7 @@ def test_a_run_by_hand_under_mpiexec_writes_the_same_folder_if_all_its_ranks_are
     starter = mpiexec.find_starter()
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-m", "dlpar.jobs.rank", str(tmp_path), "2"])
-    env = mpiexec.environment(scratch.folder, scratch.memory, threads=1, one_host=True)
+    env = mpiexec.environment(scratch.folder, scratch.memory, one_host=True)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     scratch.remove()
     if workers == 4:
