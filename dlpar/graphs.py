@@ -1,7 +1,7 @@
 """Graphs of workers, the neighbours' averaging weights, and the rate at which replicas agree.
 
-Sources: Xiao and Boyd (Systems & Control Letters 2004) for Metropolis weights and the rate;
-Ying et al. (arXiv 2110.13363) for the exponential graph.
+Sources: Xiao and Boyd (Systems & Control Letters 2004) for the rate; Xiao, Boyd and Lall (IPSN 2005) for
+Metropolis weights; Ying et al. (arXiv 2110.13363) for the exponential graph.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 With K samples, the gradient of a weight of out × in numbers is errorsᵀ · activations: (K × out) and (K × in).
 Workers send these factors to each other and multiply them (Xie et al., UAI 2016; Zhang et al., "Poseidon",
-USENIX ATC 2017, section 4.2).  Project Adam sends them to its servers (Chilimbi et al., OSDI 2014, section
-4.2).
+USENIX ATC 2017, section 3.2).  Project Adam sends them to its servers (Chilimbi et al., OSDI 2014, section
+3.2).
 """
 
 from __future__ import annotations

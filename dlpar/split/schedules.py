@@ -72,7 +72,7 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
     """Run 1F1B, and let stage s defer s weight passes to its idle time.
 
-    Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.3, H1.
+    Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.1, ZB-H1.
     """
     found, weights = [], iter(_all("W", microbatches))
     for action in one_forward_one_backward(stage, stages, microbatches):

@@ -261,7 +261,10 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelOutput(nn.Module):
-    """Tied output cut by characters. Each rank scores its own characters, and all ranks get all scores."""
+    """Tied output cut by characters. Each rank scores its own characters, and all ranks get all scores.
+
+    Megatron-LM (arXiv 1909.08053, section 3) does not gather scores. It computes the cross-entropy on the pieces.
+    """
 
     def __init__(self, tied: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()

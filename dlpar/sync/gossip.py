@@ -5,11 +5,14 @@ Let W be the mixing matrix. A worker's step has one of two orders:
     adapt_then_combine    x_i = sum of W_ij (x_j - lr g_j): the averages wait for the gradients
     combine_then_adapt    x_i = sum of W_ij x_j - lr g_i: the old weights travel during the backward pass
 
-In both orders the gradient g_i is computed at the worker's own weights before the step.
-Sources: D-PSGD, Lian et al. (arXiv 1705.09056, algorithm 1), which combines first,
-with Metropolis weights; for the orders, Sayed (Foundations and Trends in Machine
-Learning 2014), sections 7.1 and 7.2; random peers, GoSGD, Blot et al. (arXiv
-1611.09726); one peer, Ying et al. (arXiv 2110.13363).  The replicas differ, so tests use worker 0's model.
+In both orders the gradient g_i is computed at the worker's own weights before the step.  Sayed (Foundations
+and Trends in Machine Learning 2014, chapter 7) calls the second order the consensus strategy. His own
+combine-then-adapt computes the gradient at the averaged weights.
+
+Sources: D-PSGD, Lian et al. (arXiv 1705.09056, algorithm 1), which combines first, with any symmetric doubly
+stochastic W (ours has Metropolis weights); random peers, after GoSGD, Blot et al. (arXiv 1611.09726), where
+workers never wait for each other; one peer, Ying et al. (arXiv 2110.13363).  The replicas differ, so tests use
+worker 0's model.
 """
 
 from __future__ import annotations
@@ -160,7 +163,10 @@ class Neighbours(InStep):
 
 
 class RandomPeers(InStep):
-    """Average with random peers in every step. Each worker sends to k peers and receives from k peers."""
+    """Average with random peers in every step. Each worker sends to k peers and receives from k peers.
+
+    All workers exchange in the same step, and wait. GoSGD's workers send weighted sums, each at its own time.
+    """
 
     most_peers = 0
 

@@ -1,8 +1,8 @@
 """Hogwild!: workers on one machine update shared weights without locks.
 
-Source: Recht, Ré, Wright and Niu (NIPS 2011).  An addition to a weight in shared memory is a read and a
-write.  If the additions of two workers overlap, one is lost.  Losses are rare for sparse gradients, and SGD
-tolerates the losses of dense gradients.
+Source: Recht, Ré, Wright and Niu (NIPS 2011).  Their analysis assumes sparse updates, and that the addition to
+one weight is atomic.  Here an addition is a read and a write. If the additions of two workers overlap, one is
+lost. For dense updates there is no such analysis: lab 05 measures the effect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sandblaster L-BFGS: a coordinator with only scalars, shards with all vectors, and workers with portions.
 
-Sources: Dean et al., "Large scale distributed deep networks" (NIPS 2012, section 4.2 and algorithm 4); Nocedal and
+Sources: Dean et al., "Large scale distributed deep networks" (NIPS 2012, section 4.2 and the appendix); Nocedal and
 Wright, "Numerical Optimization" (2006, algorithm 7.4), for the two loops; step lengths are those of torch's LBFGS.
 """
 

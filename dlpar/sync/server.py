@@ -219,7 +219,7 @@ class Chained(Server):
     """Server whose successor copies its range, and takes over after its death (chain replication).
 
     A server passes on each update as one sum of pushes, and answers its clients once the successor has confirmed
-    this update.  So the successor has every version that a client has seen (Li et al., OSDI 2014, section 4.3:
+    this update.  So the successor has every version that a client has seen (Li et al., OSDI 2014, section 4.4:
     replication after aggregation).
     """
 

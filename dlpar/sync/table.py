@@ -1,7 +1,7 @@
 """Tables of rows on servers. Workers read rows through a cache, and add to rows.
 
 Sources: Ho et al., "Petuum SSP" (NIPS 2013), for reads up to `staleness` clocks old that include a worker's
-own writes; Li et al. (OSDI 2014, sections 3.3 and 3.5) for key caching and value filters; Microsoft's
+own writes; Li et al. (OSDI 2014, sections 4.2 and 3.6) for key caching and value filters; Microsoft's
 Multiverso for ``Get`` and ``Add`` by rows.  Row r lives on server r mod S.
 """
 

@@ -32,9 +32,8 @@ def seconds(comm: Comm, layers: Sequence[Layer], model: int, batch: int, slower:
     slower : float, default 1
         Factor by which the charged FLOPs are multiplied.
     """
-    replicas = comm.size // model
     group, owners = comm.split(comm.rank // model, comm.rank), comm.split(comm.rank % model, comm.rank)
-    samples = batch // replicas
+    samples = batch // (comm.size // model)
 
     def compute(flops: float) -> None:
         comm.compute(lambda: None, cost=slower * flops * samples / model)

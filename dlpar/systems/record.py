@@ -220,8 +220,7 @@ def same_as_alone(**fields: Any) -> dict[str, Experiment]:
     training = {"workers": 4, "steps": 20, "dtype": "float64", "evaluate_every": 1000}
     cluster = {"world": "simulated", **fields.pop("cluster", {})}
     system = Experiment(**{**training, **fields}, cluster=cluster)
-    of_one = ("model", "data", "optimizer", "batch", "lr")
-    kept = {name: value for name, value in fields.items() if name in of_one}
+    kept = {name: fields[name] for name in ("model", "data", "optimizer", "batch", "lr") if name in fields}
     alone = Experiment(**{**training, **kept, "workers": 1}, cluster={"world": "simulated"})
     return {"system": system, "one process": alone}
 

@@ -247,6 +247,7 @@ SYSTEMS = (
                lambda runs: 2 * runs["32 portions"][0].seconds < runs["a share each"][0].seconds),
          shape("backup portions at the end save another quarter",
                lambda runs: runs["with backups"][0].seconds < 0.75 * runs["32 portions"][0].seconds)),
+        missing="a line search; one push for the gradients of several portions",
     ),
     System(
         "parameter_server", "Parameter server", 2014, "M. Li et al., OSDI 2014", "bounded staleness", "sharded",
@@ -334,7 +335,8 @@ SYSTEMS = (
     System(
         "tensorflow_async", "TensorFlow, asynchronous", 2016, "M. Abadi et al., OSDI 2016, section 4.4", "asynchronous",
         "sharded", "one model", "each worker applies its gradient at the servers and reads weights when it begins",
-        lambda: {"async": learning(ps(consistency="asp", servers=2), SLOW), "sync": learning(ps(servers=2), SLOW)},
+        lambda: {"async": learning(ps(consistency="asp", servers=2, pull="separate"), SLOW),
+                 "sync": learning(ps(servers=2), SLOW)},
         (learns("async"), shape("a slow worker does not stop the others",
                                 lambda runs: rate(runs["async"]) > 2 * rate(runs["sync"]))),
     ),
