@@ -105,9 +105,8 @@ def _socket_path() -> Path:
 def _fingerprint() -> str:
     """Return a fingerprint of all files that ranks run. It prevents ranks from running old code."""
     root = Path(dlpar.__file__).parent
-    files = sorted(file for file in root.rglob("*") if file.suffix in READ)
-    files = [file for file in files if file.relative_to(root).parts[0] not in NOT_RUN]
-    state = [(str(f), s.st_mtime_ns, s.st_size) for f in files for s in [f.stat()]]
+    files = [f for f in root.rglob("*") if f.suffix in READ and f.relative_to(root).parts[0] not in NOT_RUN]
+    state = [(str(f), s.st_mtime_ns, s.st_size) for f in sorted(files) for s in [f.stat()]]
     return hashlib.sha1(repr(state).encode()).hexdigest()
 
 

@@ -65,15 +65,15 @@ class GlobalSteps:
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
         # The second is of free workers: the share of a step that the last one left over, and the smallest N so far.
-        self._taken, self._begun, self._sketches = 0, (0.0, workers), {}
+        self._taken, self._settled, self._begun, self._sketches = 0, 0, (0.0, workers), {}
         self.attempt, self._ended = (0, [])  # global steps of earlier attempts, not yet returned
         # Samples and bytes after each global step, for an attempt that begins there.
         self._sums: list[tuple[int, float]] = [(0, 0.0)]
         # Waiting worker-steps of lockstep workers, by step and ordered by rank.
         self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
-        # Waiting worker-steps of all free workers, ordered by their end time, and each rank's newest time.
+        # Waiting worker-steps of all free workers, ordered by their end time; each rank's newest time and number.
         self._early: list[WorkerStep] = []
-        self._newest: dict[int, float] = {}
+        self._newest: dict[int, tuple[float, int]] = {}
 
     def resume(self, header: dict[str, Any]) -> None:
         """Go back to the global step at which the attempt begins that a rank's header names."""
@@ -95,7 +95,7 @@ class GlobalSteps:
         self._taken += 1
         ended, loss, samples = record["t"], record["loss"], record["samples"]
         if self.runs_free:
-            self._newest[rank] = ended
+            self._newest[rank] = ended, self._taken
             place, waiting = ended, self._early
         else:
             place, waiting = rank, self._open[record["step"]]
@@ -106,7 +106,7 @@ class GlobalSteps:
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
         """Return, in order, the global steps completed since the last call.
 
-        Call this once all files have been read.
+        Call this after every file has been read, or read further.
 
         Parameters
         ----------
@@ -144,12 +144,13 @@ class GlobalSteps:
 
     def _in_order_until(self, late: float) -> float:
         """Return the time up to which the order of worker-steps is known."""
-        if not self._newest:
-            return -math.inf
         newest = self._newest.values()
-        # Files are read one by one, so a rank's step is in order once all other files have been read up to
-        # its time.
-        return max(min(newest) if len(newest) == self.workers else -math.inf, max(newest) - late)
+        last = max((ended for ended, _ in newest), default=-math.inf)
+        # A step is in order once all other files have been read up to its time. A rank is late only if nothing
+        # more of its file has been read since the last call: long files are read in parts.
+        until = [ended if number > self._settled else max(ended, last - late) for ended, number in newest]
+        self._settled = self._taken
+        return min(until if len(until) == self.workers else [*until, last - late])
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf

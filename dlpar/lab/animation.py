@@ -297,8 +297,7 @@ class LoggingComm:
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        sending = self.isend(tensor, dest, tag)
-        arrival = self.recv(into, source, tag)
+        sending, arrival = self.isend(tensor, dest, tag), self.recv(into, source, tag)
         sending.wait()
         return arrival
 
@@ -385,8 +384,7 @@ def in_rounds(logs: list[list[Event]], starts: list[list[float]]) -> Rounds:
                     sent[rank] = 1 + max(sent[rank], received[rank])
                     under_way[rank, event.peer, event.tag].append(sent[rank])
                 elif under_way[event.peer, rank, event.tag]:
-                    left = under_way[event.peer, rank, event.tag].popleft()
-                    received[rank] = max(left, 1 + received[rank])
+                    received[rank] = max(under_way[event.peer, rank, event.tag].popleft(), 1 + received[rank])
                     changed = [i for i, (a, b) in enumerate(zip(event.before, held)) if a != b]
                     messages.append(LoggedMessage(event.peer, rank, event.nbytes, received[rank], changed))
                 else:

@@ -51,7 +51,9 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
     for trace in figure.data:
         across = figure.layout[(trace.xaxis or "x").replace("x", "xaxis")]
         up = figure.layout[(trace.yaxis or "y").replace("y", "yaxis")]
-        columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "y": trace.y}
+        names = {} if up.type == "log" else dict(zip(up.tickvals or (), up.ticktext or ()))
+        y = [names.get(place, place) for place in trace.y] if names else trace.y
+        columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "row": y}
         if trace.type == "bar" and trace.base is not None:
             columns = {"rank": trace.y, "step": trace.customdata}
             columns |= {"start (ms)": trace.base, "duration (ms)": trace.x}

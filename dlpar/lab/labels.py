@@ -66,8 +66,9 @@ def same_batches(a: Experiment, b: Experiment) -> bool:
 
     True if the samples depend only on (seed, t).
     """
-    # Fast free-running workers read further in their shares of the batches.
-    iid = a.shards == b.shards == "iid" and not (a.sync.runs_free or b.sync.runs_free)
+    # Fast free-running workers read further in their shares of the batches. With backup workers, time decides
+    # whose shares count.
+    iid = a.shards == b.shards == "iid" and not any(e.sync.runs_free or e.backup for e in (a, b))
     sampled = getattr(a.sync, "fraction", 1.0) == getattr(b.sync, "fraction", 1.0)
     return iid and sampled and (a.data, a.seed, a.global_batch) == (b.data, b.seed, b.global_batch)
 

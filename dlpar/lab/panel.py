@@ -237,11 +237,11 @@ class Panel(RunPage):
         self._states.clear()
         self.tell(ranks=[])
         super().ended(status, reason)
-        kept = self.job.run.snapshots if self.job and status not in ("done", "running") else []
-        if kept:
-            said = f"Its newest snapshot is after step {kept[0]:,}."
-            self.tell(offer={"text": said, "actions": ["resume"]})
-            self.flush()
+        if status not in ("done", "running") and self.job and self._status.path.exists():
+            if kept := self.job.run.snapshots:
+                said = f"Its newest snapshot is after step {kept[0]:,}."
+                self.tell(offer={"text": said, "actions": ["resume"]})
+                self.flush()
 
     def resume(self, run: Run | str | None = None) -> Job:
         """Resume a run in its own folder as another attempt. A Resume button does the same.
@@ -374,9 +374,8 @@ class Offer:
 
     def _tell(self, words: str, *actions: str) -> None:
         e = self._experiment
-        workers = f"{e.workers} worker{'s' * (e.workers != 1)}"
         parts = [f"{e.model.name} on {e.data.name}", *([] if e.split.kind == "data" else [split(e)])]
-        what = ", ".join([*parts, scheme(e), workers, e.cluster.world])
+        what = ", ".join([*parts, scheme(e), f"{e.workers} worker{'s' * (e.workers != 1)}", e.cluster.world])
         self._panel.tell(offer={"text": words, "what": what, "actions": list(actions)})
 
 

@@ -240,7 +240,7 @@ class Series:
         """Replace all rows with the last `limit` of `rows`, of shape (points, columns)."""
         rows = np.array(rows, dtype=float).reshape(-1, self._rows.shape[1])[-self.limit :]
         self._rows[: len(rows)] = rows
-        self._size, self._sent, self.stride = len(rows), -1, 1
+        self._size, self._sent = len(rows), -1
 
     def take_new(self) -> tuple[bool, np.ndarray]:
         """Return ``(whole, rows)``: the rows added since the last call or, if `whole` is true, all rows."""
@@ -250,9 +250,8 @@ class Series:
 
     def _push(self, row: Sequence[float]) -> None:
         if self._size == self.limit:
-            stride = 2 * self.stride  # this row is also on the stride, because the limit is even
             self.replace(self.rows[::2])
-            self.stride = stride
+            self.stride *= 2  # this row is also on the stride, because the limit is even
         self._rows[self._size] = row
         self._size += 1
 

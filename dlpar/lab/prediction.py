@@ -184,9 +184,7 @@ class Reveal:
         values = {"you said": self.answer.value, self.how: float(self.found)}
         low, high = min(0.0, *values.values()), max(0.0, *values.values())
 
-        def at(value: float) -> float:
-            return 20 + 400 * (value - low) / ((high - low) or 1.0)
-
+        at = lambda value: 20 + 400 * (value - low) / ((high - low) or 1.0)
         marks = ""
         for y, (name, value) in zip((16, 38), values.items()):
             dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "you said" else ("", "#0072B2")

@@ -6,6 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, RLock
@@ -15,7 +16,7 @@ import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.jobs.run import Run
+from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.jobs.summary import in_words
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
@@ -210,18 +211,22 @@ class RunPage(Page):
     def ended(self, status: str, reason: str) -> None:
         """End the run, and start the next if there is one. The watch calls this."""
         self._leave_queue()
-        with self._guard:
-            self._board.settle(ended=True)
-            for plot in self._board.fed:
-                if plot.caption == "Starting …":
-                    plot.set_caption("The run ended before its first step.")
+        steps, run = self._board.steps, self._front
+        if status != "unwatched":  # then a figure may have failed
+            with self._guard:
+                self._board.settle(ended=True)
+                for plot in self._board.fed:
+                    if plot.caption == "Starting …":
+                        plot.set_caption(
+                            f"The run ended before its first {'sample' if steps.done else 'step'}."
+                        )
         self._show_facts()
-        self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
-        run = self._front
-        kept = Run(self._status.path)
-        has_results = self._board.steps.done and kept.status == status  # not a recording that was stopped
-        self._outcomes[run.key] = status, results(kept, self._board.reached) if has_results else None
-        last = self._board.steps.last
+        self._status.ended(steps, self._board.accuracy, self._rate(), status, reason)
+        self._outcomes[run.key], last = (status, None), steps.last
+        with suppress(NoSuchRun):  # a removed folder has no results
+            kept = Run(self._status.path)
+            if steps.done and kept.status == status:  # not a recording that was stopped
+                self._outcomes[run.key] = status, results(kept, self._board.reached)
         self.tell(length=last.seconds if last else 0.0, live=False)
         self._show_runs()
         with self._guard_jobs:
@@ -453,8 +458,7 @@ class Status:
         if cluster.world != "real":
             behind = "none" if slip is None else f"{slip * 1e3:.0f} ms"
             facts |= {"clock": theme.CLOCKS[cluster.world], "slip": behind}
-        facts |= {"batches": batches} if batches else {}
-        self.page.tell(facts=list(facts.items()))
+        self.page.tell(facts=[*facts.items(), *([("batches", batches)] if batches else [])])
 
     def show_log(self) -> None:
         """Show the end of the ranks' output. Show every traceback with its rank."""

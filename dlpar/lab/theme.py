@@ -291,6 +291,5 @@ def rounded_up(value: float) -> float:
     """Return the first round number not below a positive `value`. A final axis ends there."""
     if not 0 < value < float("inf"):
         return 1.0
-    scale = 10.0 ** math.floor(math.log10(value))
-    ends = (step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
+    ends = (step * 10.0 ** math.floor(math.log10(value)) for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
     return next(end for end in ends if end >= value * (1 - 1e-9))

@@ -279,5 +279,4 @@ def _of_file(path: Path) -> Iterator[tuple[float, str, dict[str, Any]]]:
     now, name = 0.0, source_of(path.name)
     for record in lines_of(path):
         now = max(now, record.get("t") or record.get("began") or now)  # a rank's first record has no time
-        source = f"rank-{record['rank']}" if name == ALL_RANKS else name
-        yield now, source, record
+        yield now, f"rank-{record['rank']}" if name == ALL_RANKS else name, record

@@ -145,3 +145,16 @@ def test_a_step_without_the_part_of_a_rank_that_died_is_whole_once_the_others_ha
     for rank in (0, 1):
         steps.add(rank, {**step(1), "of": 2})
     assert [(s.step, s.loss, s.batch) for s in steps.ready()] == [(0, 0.5, 128), (1, 1.0, 128)]
+
+
+def test_a_file_that_is_read_in_parts_does_not_make_its_rank_late():
+    """As a panel reads a long run of free workers: equal parts of each file, and figures in between."""
+    quick, slow = [0.1 * n for n in range(1, 401)], [0.8 * n for n in range(1, 51)]
+    steps, found = GlobalSteps(2, runs_free=True), []
+    for part in range(8):
+        for rank, ends, each in ((0, quick, 50), (1, slow, 25)):
+            for n, t in list(enumerate(ends))[each * part : each * (part + 1)]:
+                steps.add(rank, step(n, t=t))
+        found += steps.ready()
+    found += steps.ready(ended=True)
+    assert [done.seconds for done in found] == sorted([*quick, *slow])[1::2]

@@ -1,7 +1,7 @@
 import pytest
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab.labels import labels, scheme
+from dlpar.lab.labels import labels, same_batches, scheme
 
 PS = {"scheme": "ps", "consistency": "asp"}
 
@@ -79,3 +79,10 @@ def test_splits_of_one_kind_beside_another_are_told_apart_by_their_settings():
         "pipeline 4 1f1b, microbatches=4",
         "pipeline 4 1f1b, microbatches=8",
     ]
+
+
+def test_batches_are_the_same_only_if_neither_speed_nor_time_decides_on_them():
+    base = Experiment(workers=4, batch=240)
+    assert same_batches(base, base.replace(workers=2, sync="gossip"))
+    for other in ({"batch": 120}, {"seed": 1}, {"sync": {"scheme": "ps", "backup": 1}}, {"sync": PS}):
+        assert not same_batches(base, base.replace(**other)), other

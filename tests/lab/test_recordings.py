@@ -34,6 +34,29 @@ def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it(monkeypatc
     assert "no such run" in page.state["message"]
 
 
+def test_a_recording_whose_folder_is_removed_while_it_plays_can_be_left(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    first, second = finished(workers=2, steps=40), finished(workers=2, steps=10)
+    panel = Panel()
+    panel.replay(first, 0.001)
+    first.delete()
+    panel.stop()
+    assert not panel.running and "stopped after" in words(panel)
+    panel.replay(second, 1000.0)
+    until(lambda: "done: 10 steps" in words(panel) and not panel.running)
+    panel.close()
+
+
+def test_a_figure_that_fails_at_the_end_leaves_no_panel_busy(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    panel = Panel()
+    page = Reader(panel)
+    monkeypatch.setattr(type(panel.figures["Convergence"]), "settle", lambda self, *given, **named: 1 / 0)
+    panel.replay(finished(workers=2, steps=10), 1000.0)
+    until(lambda: not panel.running)
+    assert "ZeroDivisionError" in words(panel) and not page.state["busy"]
+
+
 def test_a_run_that_just_ended_is_a_recording_although_its_job_still_holds_it(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     locks = []

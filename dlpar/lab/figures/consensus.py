@@ -28,7 +28,7 @@ class Distance:
 
     def __init__(self, plot: Plot, run: Shown, factor: float | None) -> None:
         self.experiment, self.factor, self.largest = run.experiment, factor, 0.0
-        self.first = self.last = (0, 0.0)
+        self.first, self.last = (0, 0.0), None
         self.line, self.mixed = plot.add_trace(f"{run.key} measured", run.line, COLUMNS), None
         start = getattr(run.experiment.sync, "start", "same")
         if factor is not None and start == "random":  # equal replicas first move apart
@@ -40,6 +40,8 @@ class Distance:
         held = np.array(list(done.sketches.values()), dtype=float)
         if not len(held):
             return
+        if self.last and done.step <= self.last[0]:  # a later attempt repeats the steps that were lost
+            self.line.replace(self.line.rows[self.line.rows[:, 0] < done.step])
         self.last = done.step, float(np.sqrt(((held - held.mean(0)) ** 2).sum(1).mean()))
         if self.first[1] <= FLOOR:  # equal replicas have no distance to shrink: they are left out
             self.first = self.last
@@ -78,7 +80,8 @@ class Consensus(Plot):
     def fits(experiment: Experiment) -> bool:
         """Return whether replicas may differ. A sketch describes the weights of a whole replica."""
         differ = has_peers(experiment.sync) or experiment.averaging.method != "none"
-        return differ and 1 < experiment.workers == experiment.replicas
+        computes = experiment.cluster.messages == "values"
+        return differ and computes and 1 < experiment.workers == experiment.replicas
 
     def begin(self, run: Shown) -> None:
         """Add a run."""
@@ -96,7 +99,7 @@ class Consensus(Plot):
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Update the axis and the caption."""
         own = self.kept[self.front.key]
-        if not own.last[0] and not own.last[1]:
+        if own.last is None:
             return self.set_caption("No replica has reported its weights yet.")
         own.draw(ended)
         low, high = _decades(np.concatenate([each.line.rows[:, 1] for each in self.kept.values()]))

@@ -48,6 +48,7 @@ class Curve:
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
         self._pending: list[dict[str, Any]] = []
+        self.held_out: list[float] = []  # the first and the newest loss
         self.done: GlobalStep | None = None
         # Repeated steps, and ranks that died, with the step at which the others continued.
         self.lost, self.deaths = 0, {}
@@ -62,11 +63,11 @@ class Curve:
 
     @property
     def diverged(self) -> bool:
-        """Return whether the loss is NaN, infinite, or far above the first loss while no held-out loss has fallen."""
-        # The first or the last of small batches may be odd.
-        tested = self.tests.rows[:, -1] if is_regression(self.experiment) else ()
-        fell = len(tested) > 1 and tested[-1] < tested[0] and math.isfinite(self.done.loss)
-        return bool(self.samples) and not (fell or self.done.loss < 2 * self.first)
+        """Return whether the loss is NaN or infinite, or ends far above the first loss and the first held-out loss."""
+        # A small batch may be odd, so the newest held-out loss counts, if there is one.
+        last = self.held_out[-1] if self.held_out else self.done.loss
+        learns = math.isfinite(self.done.loss) and last < max([2 * self.first, *self.held_out[:1]])
+        return bool(self.samples) and not learns
 
     @property
     def samples(self) -> int:
@@ -82,8 +83,7 @@ class Curve:
         self.done = done
         self.loss.add(_row(done))
         self.first = done.loss if math.isnan(self.first) else self.first
-        if math.isfinite(done.loss):
-            self.top = max(self.top, min(done.loss, 2 * self.first))
+        self.top = max(self.top, min(done.loss, 2 * self.first))  # NaN is ignored
 
     def _go_back(self, done: GlobalStep) -> None:
         """Draw the steps that an attempt lost as a broad band. The next attempt begins at the stroke."""
@@ -91,10 +91,9 @@ class Curve:
         colour, gap = theme.SPENT["done again"][0], [[np.nan] * rows.shape[1]]
         band = self._beside("done again", mode="lines", opacity=0.5, line={"color": colour, "width": 12})
         stroke = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": colour}}
-        seam = self._beside("resumed", mode="markers", marker=stroke)
+        self._beside("resumed", mode="markers", marker=stroke).add(_row(done))
         self.lost += self.done.step + 1 - done.step
         band.replace(np.concatenate([band.rows, rows[again], gap]))
-        seam.add(_row(done))
         self.loss.replace(rows[~again])
         self.tests.replace(self.tests.rows[self.tests.rows[:, 0] <= done.step])
         self._pending = [each for each in self._pending if each["attempt"] >= done.attempt]
@@ -117,6 +116,7 @@ class Curve:
     def test(self, record: dict[str, Any]) -> None:
         """Process a test result. It is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
+        self.held_out = [*self.held_out[:1], record["loss"]]
         self._pending.append(record)
 
     def finish(self, last: GlobalStep) -> None:
@@ -354,8 +354,7 @@ def first_at(run: Run, goal: float) -> tuple[int | None, float]:
 
     Without such a test, the step is None.
     """
-    evals = run.evals
-    good = evals[evals["accuracy"].astype(float) >= goal]
+    good = run.evals.loc[lambda tests: tests["accuracy"].astype(float) >= goal]
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
 
 
@@ -380,8 +379,8 @@ def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
     """
     runs = finished(runs, titles)
     experiments = [run.experiment for run in runs]
-    title = f"{loss_title(experiments[0])} above the least"
     xaxis = theme.axis("global step", (0, max(experiment.steps for experiment in experiments)))
+    title = f"{loss_title(experiments[0])} above the least"
     yaxis = theme.axis(title, type="log", exponentformat="power", dtick=1)
     figure, parts = blank(xaxis=xaxis, yaxis=yaxis), []
     for run, look in zip(runs, shown(experiments, [run.id for run in runs], titles)):

@@ -316,9 +316,8 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     names = list(titles or labels([outcome.experiment for outcome in outcomes]))
     rows = []
     for name, o in zip(names, outcomes):
-        share = o.step_s / o.compute_s - 1
         form = o.predicted_step_s and 1e3 * o.predicted_step_s
-        rows.append((name, 1e3 * o.compute_s, 1e3 * o.step_s, form, share))
+        rows.append((name, 1e3 * o.compute_s, 1e3 * o.step_s, form, o.step_s / o.compute_s - 1))
     _, computing, _, forms, beyond = zip(*rows)
     predicted = [form and form / own for form, own in zip(forms, computing)]
     how = {theme.HOW[o.experiment.cluster.world] for o in outcomes}

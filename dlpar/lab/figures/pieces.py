@@ -83,8 +83,7 @@ def mesh(of: Experiment | Run) -> Figure:
         rows.append((rank, node, *map(at.get, sizes), *(own.get(rank, "") for own in groups_of)))
     heads = ("rank", "node", *sizes, *(f"{axis.name} group" for axis in axes))
     servers, number = e.members - e.workers, len(set(nodes))
-    which = f"{e.workers} workers"
-    which += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
+    which = f"{e.workers} workers" + f" and {servers} server{'s' * (servers > 1)} (S)" * (servers > 0)
     parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
     where = f"{which} on {number} node{'s' * (number > 1)}"
     sentence = f"{mesh_title(sizes)}, {where}. {parts[0].upper()}{parts[1:]}."

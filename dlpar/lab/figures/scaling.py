@@ -195,17 +195,18 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     predicted : mapping of int to float, optional
         Predicted speed-up by the number of workers, drawn as a dashed line.
     """
-    rates: dict[int, list[float]] = defaultdict(list)
+    rates, batches = defaultdict[int, list[float]](list), dict[int, float]()
     require(len({run.world for run in listed(runs)}) == 1, "runs: got several worlds, allowed is one")
     for run in finished(runs):
         rates[run.experiment.workers].append(run.summary["samples_per_s"])
+        batches[run.experiment.workers] = run.experiment.mean_batch
     got = f"got runs of {captions.listed(map(str, rates))} workers only"
     require(len(rates) > 1, f"runs: {got}, allowed are two or more numbers of workers")
     experiment, base = runs[0].experiment, min(rates)
     alone = float(np.mean(rates[base]))
 
     def curve(kind: str, gained: Mapping[int, float]) -> Curve:
-        batch = {n: experiment.replace(workers=n).mean_batch for n in gained}
+        batch = {n: experiment.replace(workers=n).mean_batch for n in gained} | batches
         rows = [(n, gain, gain * alone) for n, gain in sorted(gained.items())]
         points = [Point(n, rate, 1e3 * batch[n] / rate, gain, gain * base / n) for n, gain, rate in rows]
         return Curve("", kind, experiment, base, points)

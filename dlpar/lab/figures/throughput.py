@@ -174,9 +174,8 @@ class Throughput(Plot):
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
         value, first = self._said(), next(iter(self.kept.values()), None)
         if isinstance(value, float) and (self.asked.unit != "times" or (len(self.runs) > 1 and first.mean)):
-            height = value * first.mean if self.asked.unit == "times" else value
             line = theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED)
-            levels["asked"] = line, height
+            levels["asked"] = line, value * (first.mean if self.asked.unit == "times" else 1.0)
         if self.ghost:
             line = {"mode": "lines", "line": theme.line_by_source(theme.GREY, "simulated")}
             levels["ghost"] = {"name": self.ghost[0], **line}, self.ghost[1]

@@ -6,7 +6,7 @@ import { fillTable } from "./table.js";
 import { make, rebuilt } from "./link.js";
 
 const CONFIG = { displaylogo: false, displayModeBar: false, scrollZoom: false };
-const LONGEST = 40, LETTER = 7; // letters of a name at the end of a line, and px of one
+const LONGEST = 40, SHORTEST = 8, LETTER = 7; // letters of a name at the end of a line, the fewest where there is little room, and px of one
 const SMALLEST = 240, LARGEST = 430; // px: heights of a figure
 const BELOW = 70, ROW = 21; // px below a figure that stay visible: sentence and time line, and a row of the table of runs
 const LEVELS = ["asked", "predicted"]; // keys of horizontal lines that belong to no run
@@ -63,8 +63,9 @@ export class FigureData {
     if (this.x_axes[this.x]) layout.xaxis = { ...layout.xaxis, ...structuredClone(this.x_axes[this.x]) };
     if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: decades(data, layout.yaxis.range[1]) };
     layout.font = { ...layout.font, color: ink };
-    layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 20 + LETTER * Math.min(LONGEST, name.length))) };
-    if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
+    const longest = Math.max(SHORTEST, Math.min(LONGEST, Math.floor((width / 3 - 20) / LETTER)));
+    layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 20 + LETTER * Math.min(longest, name.length))) };
+    if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height, longest)];
     return [data, layout];
   }
 
@@ -110,7 +111,7 @@ function endOf(trace, { y }, { name, colour }) {
 }
 
 /** Names beside the figure, at the heights of their lines, but far enough apart to be read. */
-function spread(labels, layout, height) {
+function spread(labels, layout, height, longest) {
   const { range, type, domain = [0, 1] } = layout.yaxis, [low, high] = range;
   const inside = height - (layout.margin.b ?? 54) - layout.margin.t;
   const least = 17 / inside;
@@ -119,7 +120,7 @@ function spread(labels, layout, height) {
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
   return sorted.map(({ name, at, colour }) => ({
-    text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, xref: "paper", x: 1, xanchor: "left", xshift: 6,
+    text: name.length > longest ? `${name.slice(0, longest - 1)}…` : name, hovertext: name, showarrow: false, xref: "paper", x: 1, xanchor: "left", xshift: 6,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
 }
@@ -340,7 +341,7 @@ export class FigureView {
 
   fill() {
     this.filled = Date.now();
-    if (this.details.open && this.data) fillTable(this.table, [...this.data.traces.values()]);
+    if (this.details.open && this.data) fillTable(this.table, [...this.data.traces.values()], this.data.layout.yaxis);
   }
 
   resize() {

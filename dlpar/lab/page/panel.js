@@ -309,7 +309,8 @@ class PanelView {
       this.data.base = run.key;
       this.buildRuns(this.data.state);
     };
-    const times = own && other ? quantity(own / other) : "–";
+    const alike = (run.results?.world === "real") === (base.results?.world === "real"); // a machine is no platform
+    const times = own && other && alike ? quantity(own / other) : "–";
     const says = run === base ? "1 (base)" : times === "1" ? "the same" : times === "–" ? times : `${times} times`;
     const button = make("button", { className: "dlpar-ratio", title: "Compare the others with this run", onclick: press }, says);
     button.dataset.key = `base ${run.key}`;

@@ -7,7 +7,9 @@ function number(value) {
   return Number.isInteger(value) ? value.toLocaleString("en") : Number(value.toPrecision(5)).toString();
 }
 
-export function fillTable(into, traces) {
+/** Rows of a bar figure are numbers; `yaxis` has their names. */
+export function fillTable(into, traces, yaxis = {}) {
+  const names = new Map(yaxis.type === "log" ? [] : yaxis.tickvals?.map((place, i) => [place, yaxis.ticktext?.[i]]));
   const kinds = new Map();
   for (const trace of traces) {
     if (!trace.points) continue;
@@ -15,11 +17,11 @@ export function fillTable(into, traces) {
     if (!kinds.has(kind)) kinds.set(kind, []);
     kinds.get(kind).push(trace);
   }
-  into.replaceChildren(...[...kinds.values()].map(table));
+  into.replaceChildren(...[...kinds.values()].map((alike) => table(alike, names)));
   if (!kinds.size) into.textContent = "No points yet.";
 }
 
-function table(traces) {
+function table(traces, names) {
   const element = document.createElement("table");
   const head = element.createTHead().insertRow();
   for (const name of ["series", ...traces[0].columns]) {
@@ -36,7 +38,10 @@ function table(traces) {
     for (let i = first; i < trace.points; i++) {
       const row = body.insertRow();
       row.insertCell().textContent = trace.style.name;
-      for (const column of trace.data) row.insertCell().textContent = number(column[i]);
+      trace.data.forEach((column, c) => {
+        const name = trace.columns[c] === trace.at.y ? names.get(column[i]) : null;
+        row.insertCell().textContent = name ?? number(column[i]);
+      });
     }
   }
   if (left) element.createCaption().textContent = `The last ${ROWS} points drawn of each series.`;

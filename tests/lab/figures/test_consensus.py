@@ -33,6 +33,33 @@ def test_before_all_have_reported_nothing_is_drawn():
     assert plot.caption == "No replica has reported its weights yet."
 
 
+def test_a_run_whose_replicas_are_equal_in_its_only_step_has_reported_them():
+    board = fed(plot := Consensus(), TWO)
+    for rank in range(2):
+        board.take(rank, step(0, rank, sketch=[1.0] * 32))
+    board.settle(ended=True)
+    assert plot.caption.startswith("All replicas stay equal")
+
+
+def test_steps_that_a_resumed_run_repeats_are_drawn_once():
+    board = fed(plot := Consensus(), TWO)
+    for attempt, numbers in ((0, range(6)), (1, range(4, 10))):
+        for rank in range(2):
+            board.take(rank, {"k": "rank", "rank": rank, "attempt": attempt, "resumed": numbers[0]})
+        for number in numbers:
+            for rank in range(2):
+                apart = (-1) ** rank * 2.0 ** -(number + attempt)
+                board.take(rank, step(number, rank, sketch=[apart] + [0.0] * 31))
+    board.settle(ended=True)
+    drawn = plot.series("run0 measured").rows.tolist()
+    assert drawn == [[n, 2.0 ** -(n + (n >= 4))] for n in range(10)]
+
+
+def test_messages_of_sizes_have_no_replicas_to_compare():
+    sizes = {"world": "simulated", "messages": "sizes"}
+    assert Consensus.fits(TWO) and not Consensus.fits(TWO.replace(cluster=sizes))
+
+
 def test_contraction_of_the_graph_is_dashed_beside_what_was_measured(runs, every_figure):
     measured, predicted = every_figure["consensus"].data
     assert list(measured.y) == pytest.approx(list(runs["gossip"].consensus["distance"]))

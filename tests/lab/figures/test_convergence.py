@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
@@ -103,6 +104,33 @@ def test_an_odd_batch_is_no_divergence_if_the_held_out_loss_falls(end, word):
     board.take(0, {**evaluated(4, 4.0, None), "loss": end})
     board.settle(ended=True)
     assert ("diverged" in plot.caption) == word
+
+
+@pytest.mark.parametrize(
+    ("held_out", "word"), [((2.2, 1.4), False), ((5.4, 4.9), False), ((2.2, 40.0), True)]
+)
+def test_one_odd_batch_at_the_end_does_not_say_that_a_classifier_has_diverged(held_out, word):
+    board = fed(plot := Convergence(), TWO.replace(workers=1, steps=4))
+    for number, loss in enumerate(held_out, start=1):
+        board.take(0, {**evaluated(2 * number, 2.0 * number), "loss": loss})
+    take_steps(board, 1, [2.3, 0.1, 0.2, 9.0])
+    board.settle(ended=True)
+    assert ("diverged" in plot.caption) == word
+
+
+def test_a_resumed_run_is_drawn_as_sparsely_as_before():
+    board = fed(plot := Convergence(), TWO.replace(workers=1, steps=10_000))
+    for number in range(9_000):
+        board.take(0, step(number))
+    board.settle(ended=False)
+    board.take(0, {"k": "rank", "rank": 0, "attempt": 1, "resumed": 8_000})
+    for number in range(8_000, 10_000):
+        board.take(0, step(number, t=number + 2000.0))
+    board.settle(ended=True)
+    drawn = [row[0] for row in rows(plot, "run0 loss")]
+    stride = plot.series("run0 loss").stride
+    assert drawn == sorted(set(drawn)) and f"One step in {stride} is drawn" in plot.caption
+    assert {b - a for a, b in pairwise(drawn)} - {stride} <= set(range(stride))
 
 
 def test_a_run_that_stays_far_above_its_first_loss_has_diverged():
@@ -325,3 +353,8 @@ def test_a_resumed_run_keeps_the_tests_of_steps_that_were_done_again():
     figure = lab.figures.convergence(dlpar.resume(job.run).wait(60))
     (tests,) = (trace for trace in figure.data if "accuracy" in (trace.name or ""))
     assert list(tests.x) == list(range(2, 41, 2))
+
+
+def test_the_table_of_bars_names_their_rows(rings):
+    table = figures.table(lab.time_to_accuracy(rings, goal=0.5))
+    assert set(table["row"]) == {"workers=1", "workers=2", "workers=4"}

@@ -153,6 +153,14 @@ def test_speed_up_of_runs_is_that_of_their_summaries_beside_a_prediction():
         figures.speedup([runs[0], simulated])
 
 
+def test_the_time_of_a_step_is_that_of_each_runs_own_batch():
+    made = [finished(workers=n, steps=10, batch=64 * n) for n in (1, 4)]
+    table = figures.table(figures.speedup(made))
+    for run in made:
+        ms = table[table["workers"] == run.experiment.workers]["step (ms)"]
+        assert float(ms.iloc[0]) == pytest.approx(1e3 * run.experiment.batch / run.summary["samples_per_s"])
+
+
 def test_one_number_of_workers_makes_no_curve():
     with pytest.raises(ValueError, match="outcomes: got no two numbers of workers"):
         draw(curves(of(BASE, {4: 100.0})))
