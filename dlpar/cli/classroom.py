@@ -106,6 +106,7 @@ def hub(
     if (held := lock(own / "lock", 0.0)) is None:
         raise BadRequest(f"--folder: got '{own}', allowed is a folder in which no other hub runs")
     os.set_inheritable(held, True)  # JupyterHub, which replaces this process, keeps it
+    os.umask(0o022)  # students read the labs and the folder of sockets
     settings = machine.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
     if accounts == machine.LISTED:
@@ -239,6 +240,7 @@ def release(into: Folder = Path("release"), labs: Path | None = None, own: Path 
     for name, folder, *others in (("FOLDER", into), ("--own", own, into)):
         if folder and any(folder.resolve().is_relative_to(other.resolve()) for other in (masters, *others)):
             raise BadRequest(f"{name}: got '{folder}', allowed is one outside the masters and the release")
+    os.umask(0o022)  # so that students can read it
     changed = releasing.release(masters, into)
     print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")
     for written in releasing.bring(into, own) if own else ():

@@ -149,8 +149,7 @@ def look() -> Machine:
     """
     starter = None
     try:
-        starter = find_starter()
-        problem = meet(starter)
+        problem = meet(find_starter())
     except (NoMPI, OSError) as error:
         problem = str(error)
     return Machine(
@@ -357,7 +356,7 @@ def advise(m: Machine) -> Advice:
         ranks, each = room, f"more would not fit into the free memory at {RANK / 1e6:.0f} MB each"
     if ranks < USUAL <= room:
         each += f"; the labs' {USUAL} workers run here too, but take turns, so that speed-ups are not right"
-    threads = max(1, int(m.processors) // ranks)  # as a run would choose
     time = f"there is the time of {m.processors:g} processors"
     why = (f"ranks: {each}", f"threads: {time}", f"{carrier}: {moved}")
-    return Advice(ranks, threads, carrier, f"dlpar run --workers {ranks}", why)
+    # Threads are those that a run would choose.
+    return Advice(ranks, max(1, int(m.processors) // ranks), carrier, f"dlpar run --workers {ranks}", why)

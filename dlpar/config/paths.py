@@ -27,8 +27,8 @@ def read_plain(path: str | os.PathLike, most: int = LARGEST) -> bytes:
         return file.read(most)
 
 
-def open_plain(path: str | os.PathLike) -> BinaryIO:
-    """Open a plain file for reading. Refuse a pipe without blocking.
+def open_plain(path: str | os.PathLike, more: int = 0) -> BinaryIO:
+    """Open a plain file for reading, with more flags of :func:`os.open`. Refuse a pipe without blocking.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def open_plain(path: str | os.PathLike) -> BinaryIO:
     """
     if "\0" in os.fspath(path):
         raise OSError(errno.EINVAL, "a path contains no NUL character")
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | more))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -14,6 +15,7 @@ from classroom.grading.handed_in import SMALL, small_master
 from dlpar.classroom.grading.grade import exercise, role
 from dlpar.classroom.hub.classroom import LISTED, Settings, without_solutions
 from dlpar.classroom.hub.student import hand_out
+from dlpar.cli import main
 from dlpar.course.release import STUB, bring, is_master, release
 
 LABS = Path(__file__).parents[2] / "labs"
@@ -243,3 +245,18 @@ def test_a_damaged_record_costs_nobody_her_work(labs: Path, own: Path) -> None:
     (own / "00.ipynb").write_text("mine")
     bring(labs, own)
     assert (own / "00.ipynb").read_text() == "mine"
+
+
+def test_a_release_is_open_to_students_whatever_root_keeps_from_them(tmp_path: Path) -> None:
+    masters = tmp_path / "masters"
+    (masters / "images").mkdir(parents=True)
+    (masters / "images" / "ring.svg").write_text("<svg/>")
+    small_master(masters)
+    before = os.umask(0o077)
+    try:
+        assert main(["release", str(tmp_path / "out"), "--labs", str(masters)]) == 0
+    finally:
+        os.umask(before)
+    made = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert len(made) > 2 and all(each.stat().st_mode & 0o004 for each in made), made
+    assert all(each.stat().st_mode & 0o001 for each in made if each.is_dir())

@@ -88,10 +88,9 @@ class Box:
             environment[ACCOUNT] = f"{user.pw_uid}:{user.pw_gid}"
         asked, limit = json.dumps(trial | {"seconds": self.seconds}), START + self.seconds
         # A new session: Ctrl-C does not reach the judge, and the kernel gives it a fair share of the processors.
-        apart = {"cwd": "/", "env": environment, "start_new_session": True}
         piped = {"input": asked, "timeout": limit, "capture_output": True, "text": True}
         try:
-            done = subprocess.run(self.command(), **apart, **piped)
+            done = subprocess.run(self.command(), cwd="/", env=environment, start_new_session=True, **piped)
         except subprocess.TimeoutExpired:
             return {"solved": False, "said": f"not yet: the judge was not done after {limit:g} s"}
         except FileNotFoundError as error:
@@ -108,10 +107,8 @@ class Box:
     def command(self) -> list[str]:
         """Return the command that starts a judge."""
         limited = ["prlimit", f"--data={int(self.memory * 2**30)}", f"--fsize={FILE_SIZE}", "--core=0"]
-        judge = [*limited, sys.executable, "-P", "-c", JUDGE]
-        if self.account is None:
-            return judge
-        return [*APART.split(), "sh", "-c", SHUT_IN, "box", *_places(), "--", *judge]
+        apart = [] if self.account is None else [*APART.split(), "sh", "-c", SHUT_IN, "box", *_places(), "--"]
+        return [*apart, *limited, sys.executable, "-P", "-c", JUDGE]
 
 
 def _impossible(account: str) -> str | None:

@@ -39,8 +39,6 @@ WATCHED = ("/", "/dev", "/etc", "/proc")
 MOUNTS, IPC, PROCESSES, NETWORK = 0x00020000, 0x08000000, 0x20000000, 0x40000000
 """Flags of unshare(2)."""
 
-READ_ONLY = 1
-
 TOLD = 3_000
 """Maximum characters of a traceback."""
 
@@ -89,11 +87,10 @@ def open_nursery() -> socket.socket:
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    account = os.environ.get(ACCOUNT)
-    if account:
+    if account := os.environ.get(ACCOUNT):
         _kernel("unshare", MOUNTS)
         for folder in HIDDEN:
-            _kernel("mount", b"none", folder.encode(), b"tmpfs", READ_ONLY, b"size=4k")
+            _kernel("mount", b"none", folder.encode(), b"tmpfs", 1, b"size=4k")  # 1: read-only
     while handles := socket.recv_fds(theirs, 1, 1)[1]:
         if os.fork() == 0:
             if account:

@@ -187,9 +187,9 @@ def handed_in(where: str, student: str, lab: str) -> list[Any]:
     """
     path = Path(where.replace(STUDENT, student) if STUDENT in where else f"{where}/{student}", f"{lab}.ipynb")
     try:
-        with open_plain(path) as file:
-            if path.is_symlink() or os.fstat(file.fileno()).st_uid not in _owners(where, student):
-                raise Unreadable("the notebook is a link, or not the student's, yours or root's")
+        with open_plain(path, os.O_NOFOLLOW) as file:
+            if os.fstat(file.fileno()).st_uid not in _owners(where, student):
+                raise Unreadable("the notebook is not the student's, yours or root's")
             return list(json.loads(file.read(LARGEST))["cells"])
     except OSError as error:
         there = [other.name for other in sorted(path.parent.glob("*.ipynb"))][:5] or "no notebook"
@@ -331,10 +331,9 @@ class Course:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
         path, pages = self.folder / "grades.csv", self.folder / "autograded"
-        page = lambda student, lab: pages / student / lab / f"{lab}.ipynb"
         # The page of a student who has left may be gone.
         said = lambda page: part(nbformat.read(page, 4), "check").outputs[0].text if page.exists() else ""
-        rows = [(*row, said(page(*row[:2]))) for row in sorted(found)]
+        rows = [(*row, said(pages / row[0] / row[1] / f"{row[1]}.ipynb")) for row in sorted(found)]
         pd.DataFrame(rows, columns=["student", "lab", "points", "of", "said"]).to_csv(path, index=False)
         return path
 

@@ -161,10 +161,10 @@ class Cells:
     def _receive(self, rank: int) -> Any:
         cell = self.opened[rank]
         try:
-            if time.monotonic() > self.end:
-                raise RuntimeError(f"it was not done after {self.seconds:g} s")
-            if not cell.poll(PATIENCE):
-                raise RuntimeError(f"no progress for {PATIENCE:g} s: it computes, or waits for more")
+            left, late = self.end - time.monotonic(), f"it was not done after {self.seconds:g} s"
+            if left <= 0 or not cell.poll(min(left, PATIENCE)):
+                idle = f"no progress for {PATIENCE:g} s: it computes, or waits for more"
+                raise RuntimeError(idle if left > PATIENCE else late)
             return read_result(cell.recv_bytes(LARGEST))
         except (EOFError, OSError):
             raise RuntimeError("the answer ended its process") from None

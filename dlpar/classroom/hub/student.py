@@ -29,10 +29,9 @@ def main() -> None:
     os.nice(NICE)
     own = Path.home() / FOLDER
     hand_out(Path(os.environ["DLPAR_LABS"]), own)
-    sockets = str(private_folder(runtime_folder() / "jupyter"))
+    sockets = os.environ["JUPYTER_RUNTIME_DIR"] = str(private_folder(runtime_folder() / "jupyter"))
     # Over TCP, the usual transport, every account of this machine could read what a kernel prints.
     transport = "ipc" if len(os.fsencode(sockets)) <= LONGEST_RUNTIME else "tcp"
-    os.environ["JUPYTER_RUNTIME_DIR"] = sockets
     _prepend("JUPYTER_CONFIG_PATH", Path(__file__).with_name("server"))
     _prepend("PATH", Path(sys.executable).parent, os.defpath)
     arguments = [f"--ServerApp.root_dir={own}", f"--KernelManager.transport={transport}"]

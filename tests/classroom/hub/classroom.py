@@ -56,13 +56,20 @@ class Hub:
         Of ``dlpar hub``.
     within : callable
         Makes of a command one that runs it in other circumstances.
+    port : int, optional
+        Of the proxy; default: a free one.
     """
 
     def __init__(
-        self, folder: Path, *flags: str, within: Callable[..., list[str]] = lambda *words: [*words]
+        self,
+        folder: Path,
+        *flags: str,
+        within: Callable[..., list[str]] = lambda *words: [*words],
+        port: int | None = None,
     ) -> None:
         self.folder, self.log, self.token = folder, folder / "hub.log", secrets.token_hex(16)
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         given = next((flag for flag in flags if flag.startswith("--teachers=")), "--teachers=teacher")
         self.teachers = given.partition("=")[2].split(",")
         (folder / "more.py").write_text(ADMIN % self.token)
@@ -71,7 +78,7 @@ class Hub:
             "-m",
             "dlpar.cli",
             "hub",
-            f"--port={self.url.rpartition(':')[2]}",
+            f"--port={self.port}",
             f"--labs={folder / 'labs'}",
             f"--folder={folder / 'hub'}",
             f"--config={folder / 'more.py'}",

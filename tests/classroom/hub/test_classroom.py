@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,7 +20,7 @@ import pytest
 from cli.program import program
 from conftest import eventually
 
-from classroom.hub.classroom import Hub, no_proxy
+from classroom.hub.classroom import ADMIN, Hub, no_proxy
 from classroom.hub.test_settings import settings
 from dlpar.jobs.processes import kill, wait_gone
 from dlpar.jobs.scratch import lock
@@ -107,6 +108,66 @@ def log_in(hub: Hub, name: str) -> int:
         return browser.open(f"{hub.url}/hub/login?next=/hub/home", form, timeout=20).status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+ONE_CRASHES = """
+def crash(spawner):
+    if spawner.user.name == "eve":
+        spawner.cmd = ["false"]
+c.Spawner.pre_spawn_hook = crash
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(no_proxy()), reason=no_proxy())
+def test_a_server_that_crashes_holds_up_nobody_and_another_goes_on_with_the_next_hub(
+    tmp_path, own_folders, monkeypatch
+):
+    """As after a crash of the hub: her server runs, and another program has the pid of the proxy."""
+    (tmp_path / "labs").mkdir()
+    monkeypatch.setattr("classroom.hub.classroom.ADMIN", ADMIN + ONE_CRASHES)
+    first = Hub(tmp_path, "--users=ada,eve", "--teachers=", "--slots=0")
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        first.wait_until_up()
+        began = time.monotonic()
+        for name in ("eve", "ada"):
+            first.start_server(name)
+        eventually(lambda: first.is_ready("ada"), 50, "ada's server is up")
+        eventually(lambda: not first.ask("/hub/api/users/eve")["servers"], 50, "eve's start has failed")
+        assert time.monotonic() - began < 50
+        token = first.token_of("ada")
+        first.process.kill()
+        first.process.wait(10)
+        (tmp_path / "hub" / "jupyterhub-proxy.pid").write_text(str(other.pid))
+        later = Hub(tmp_path, "--users=ada,eve", "--teachers=", "--slots=0", port=first.port)
+        try:
+            later.wait_until_up()
+            eventually(lambda: later.is_ready("ada"), 30, "the next hub knows of her server")
+            assert later.ask("/user/ada/api/status", token=token)["kernels"] == 0
+            assert other.poll() is None
+        finally:
+            later.stop()
+    finally:
+        other.kill()
+        first.process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_of_an_earlier_hub_only_processes_that_are_servers_are_known():
+    from dlpar.classroom.hub.classroom import OwnAccount
+
+    server = "import time; time.sleep(600)  # jupyterhub.singleuser"
+    for command, is_known in ((["sleep", "600"], False), ([sys.executable, "-c", server], True)):
+        with subprocess.Popen(command) as process:
+            try:
+                eventually(lambda: psutil.Process(process.pid).cmdline() == command, 10, "it runs")
+                spawner = OwnAccount()
+                spawner.load_state({"pid": process.pid})
+                assert (spawner.pid == process.pid) == is_known
+                spawner.load_state({})
+            finally:
+                process.kill()
 
 
 STARTED = {

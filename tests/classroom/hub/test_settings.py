@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dlpar.classroom.hub import classroom as hub
 from dlpar.classroom.hub.classroom import VARIABLE, BadSettings, Settings, free_port, passwords
 from dlpar.cli import main
+from dlpar.config.paths import private_folder
 
 
 def settings(tmp_path: Path, **given) -> Settings:
@@ -52,10 +58,12 @@ def test_accounts_of_the_machine_need_encryption_off_loopback(tmp_path: Path) ->
     settings(tmp_path, **asked, certificate=str(file), key=str(file))
     with pytest.raises(BadSettings, match="'root', allowed are accounts other than root"):
         settings(tmp_path, accounts="system", users=("root",))
-    with pytest.raises(BadSettings, match="accounts of this machine, or @GROUP"):
+    with pytest.raises(BadSettings, match="accounts of this machine, in small letters, or @GROUP"):
         settings(tmp_path, accounts="system", users=("nobody-of-that-name",))
     settings(tmp_path, accounts="system", users=("@root", "nobody"))
-    with pytest.raises(BadSettings, match="--teachers: got '@root', allowed are accounts of this machine$"):
+    with pytest.raises(
+        BadSettings, match="--teachers: got '@root', allowed are accounts of this machine, in"
+    ):
         settings(tmp_path, accounts="system", users=("nobody",), teachers=("@root",))
 
 
@@ -116,6 +124,41 @@ def test_ports_of_the_hub_are_none_that_a_connection_gets_meanwhile() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = [free_port() for _ in range(50)]
     assert max(ports) < lowest and len(set(ports)) > 40
+
+
+def test_where_every_port_is_taken_that_is_said_instead_of_looking_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"^ports {port} to {port}: none is free on this machine"):
+            free_port(range(port, port + 1))
+        assert free_port(first=port) != port
+    assert free_port(first=port) == port
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="system accounts need root")
+def test_a_user_who_left_the_list_loses_her_tokens_unless_a_group_may_have_her(monkeypatch, tmp_path) -> None:
+    config = pytest.importorskip("traitlets.config")
+    monkeypatch.setattr(hub, "proxy_command", list)
+    monkeypatch.setattr(hub, "give_out_slots", lambda c, settings: "")
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    folder = private_folder(tmp_path / "hub")
+    with closing(sqlite3.connect(folder / "hub.sqlite")) as database, database:
+        database.execute("CREATE TABLE users (name)")
+        database.executemany("INSERT INTO users VALUES (?)", [("nobody",), ("eve",)])
+    blocked, ports = [], set()
+    for accounts, users in (
+        ("listed", ("nobody",)),
+        ("system", ("nobody",)),
+        ("system", ("nobody", "@root")),
+    ):
+        c = config.Config()
+        c.JupyterHub.services, c.JupyterHub.load_roles, c.Spawner.environment = [], [], {}
+        hub.configure(c, settings(tmp_path, accounts=accounts, users=users))
+        blocked.append(c.Authenticator.blocked_users)
+        ports.add(c.JupyterHub.hub_bind_url)
+    assert blocked == [{"eve"}, {"eve"}, set()]
+    # Servers that outlive a hub find the next one, at a port that no student may open.
+    assert len(ports) == 1 and int(ports.pop().rpartition(":")[2]) < 1024
 
 
 def test_what_runs_in_a_hub_loads_neither_torch_nor_numpy() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,8 +37,9 @@ def make(name: str, home: Path, password: str) -> None:
 
 def remove(name: str) -> None:
     """The account, its home and its processes."""
+    with suppress(KeyError):
+        shutil.rmtree(f"/run/dlpar/users/{pwd.getpwnam(name).pw_uid}", ignore_errors=True)
     subprocess.run(["userdel", "--remove", "--force", name], capture_output=True)
-    shutil.rmtree(f"/run/dlpar/users/{name}", ignore_errors=True)
 
 
 def opened() -> str:
