@@ -160,7 +160,7 @@ def test_a_resumed_run_keeps_its_choice_and_names_no_other():
     sync = {"scheme": "ring", **BUCKETS}
     fields = dict(workers=2, steps=40, sync=sync, snapshot={"every": 10}, deaths={"die": {1: 0.5}})
     job = dlpar.launch(Experiment(**fields, evaluate_every=1000))
-    with pytest.raises(dlpar.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
         job.wait(60)
     first = job.run.summary["chosen"]
     run = dlpar.resume(job.run).wait(60)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,9 +27,10 @@ from dlpar.worlds.platforms import platform
 ROOT = Path(__file__).parents[2]
 
 UNASSERTED = (
-    "digits_by_mapreduce", "servers",
+    "digits_by_mapreduce", "servers", "overlapped_training", "ring_and_servers", "short_messages",
     *(pytest.param(name, marks=pytest.mark.timed)
-      for name in ("four_times_faster", "unsteady", "slow_rank", "lock_free_scaling", "slow_writer")),
+      for name in ("four_times_faster", "unsteady", "slow_rank", "lock_free_scaling", "slow_writer",
+                   "slow_neighbour", "on_this_machine")),
 )  # fmt: skip
 """Presets whose notebook does not assert itself that they show what it says; some of them are about time."""
 
@@ -94,11 +94,21 @@ def test_labs_state_their_device(monkeypatch):
     monkeypatch.setattr("dlpar.course.labs.scaling.run_all", not_run)
     monkeypatch.setattr("dlpar.course.labs.when_machines_die.launch", not_run)
     # These return no experiments.
-    measuring = ("sharded_reading", "ring_always_wins", "additions", "products", "this_machine")
+    measuring, failed = (
+        ("sharded_reading", "ring_always_wins", "additions", "products", "this_machine"),
+        set(),
+    )
     for row in (row for _, row in labs.rows() if row.name not in measuring):
         for runs in filter(None, (row.preset, row.runs)):
-            with suppress(RuntimeError, TypeError):  # some need an argument of the notebook
+            try:
                 found += experiments_in(runs())
+            except (RuntimeError, TypeError):
+                failed.add(row.name)
+    assert failed == {
+        "steps_to_goal",
+        "killed",
+        "grid",
+    }  # two run at once, one needs an argument of the notebook
     real = [experiment for experiment in found if experiment.cluster.world == "real"]
     assert len(real) > 50 and {experiment.cluster.device for experiment in real} == {"cpu"}
     written = [cell for path in ROOT.glob("labs/*.ipynb") for cell in code_of(path) if "Experiment(" in cell]
@@ -156,12 +166,7 @@ def test_lab_13_s_recorded_runs_are_those_of_its_experiments():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNASSERTED)
 def test_a_preset_shows_what_its_lab_says(name):
-    chosen = [(lab, row) for lab, row in labs.rows() if row.name == name]
-    for _ in range(3):
-        # Other programs may give many processes a larger share of the cores than one: then once more.
-        found = next(rehearse(chosen))
-        if found.held:
-            break
+    found = next(rehearse([(lab, row) for lab, row in labs.rows() if row.name == name]))
     assert found.held, found.said
 
 
@@ -179,7 +184,7 @@ def test_a_claim_holds_for_four_more_seeds(name, seed, monkeypatch, tmp_path):
     monkeypatch.setattr("dlpar.course.rehearse.run_all", Simulations(tmp_path))
     chosen = [(lab, row) for lab, row in labs.rows() if row.name == name]
     for _ in range(3):
-        # Real processes race differently while other programs hold the cores: then once more, as above.
+        # Real processes race differently while other programs hold the cores: then once more.
         found = next(rehearse(chosen, seed=seed))
         if found.held or found.world != "real":
             break

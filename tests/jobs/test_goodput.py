@@ -148,7 +148,7 @@ def test_a_resumed_run_lost_the_steps_it_did_again_and_the_time_between():
         workers=2, steps=40, batch=60, snapshot={"every": 10}, deaths={"die": {1: 0.65}}
     )
     job = dlpar.launch(experiment)
-    with pytest.raises(dlpar.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
         job.wait(60)
     before, wall = told(job.run), job.run.summary["wall_s"]
     assert before["done again"] == 0
@@ -195,7 +195,7 @@ def test_survivors_lose_the_interrupted_step_and_the_empty_seat():
 def test_the_time_between_two_attempts_is_not_added_to_a_logical_clock():
     fields = dict(workers=2, steps=40, snapshot={"every": 10}, deaths={"die": {1: 0.5}}, evaluate_every=1000)
     job = dlpar.launch(Experiment(**fields, cluster={"world": "paced"}))
-    with pytest.raises(dlpar.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
         job.wait(60)
     summary = dlpar.resume(job.run).wait(60).summary
     assert summary["clock"] == "logical" and summary["wall_s"] < 0.1  # starting again takes longer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import time
 from pathlib import Path
 
@@ -296,8 +297,9 @@ def test_mpiexec_s_own_words_say_what_is_wrong_with_a_hostfile(content, words, t
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
 def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("nosuchhost.invalid slots=2\n")
-    with pytest.raises(dlpar.JobFailed, match="nosuchhost.invalid|ssh"):
+    with pytest.raises(dlpar.JobFailed, match="nosuchhost.invalid"):
         dlpar.launch(Experiment(workers=2, cluster={"hostfile": str(path)})).wait(60)

@@ -253,7 +253,7 @@ def test_a_worker_may_die_after_its_last_push(world):
 )
 def test_a_job_of_which_nobody_is_left_has_failed(die, on_death):
     job = dlpar.launch(dying(die, on_death, workers=2, steps=8, cluster={"world": "simulated"}))
-    with pytest.raises(dlpar.jobs.launch.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match=r"^rank 1 died on request after \d steps$"):
         job.wait(60)
     assert job.run.status == "failed"
 

@@ -360,7 +360,7 @@ def test_nobody_cannot_go_on(tmp_path):
 @pytest.mark.slow
 def test_a_job_that_goes_on_with_more_workers_sums_up_the_whole_run():
     job = dlpar.launch(trained(deaths={"die": {3: DIES}}, batch=60))
-    with pytest.raises(JobFailed):
+    with pytest.raises(JobFailed, match="^rank 3 died on request"):
         job.wait(60)
     run = dlpar.resume(job.run, workers=6).wait(60)
     written = json.loads((run.path / "summary.json").read_text())

@@ -577,7 +577,7 @@ def test_a_run_is_resumed_from_the_list_of_recordings_in_another_panel():
         deaths={"die": {1: 0.5}},
     )
     job = dlpar.launch(dying)
-    with pytest.raises(dlpar.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
         job.wait(60)
     whole = dlpar.launch(dying.replace(deaths={"die": {}})).wait(60)
     panel = Panel(Experiment(workers=4))

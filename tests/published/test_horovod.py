@@ -10,6 +10,7 @@ from simulations import simulation_of
 
 import dlpar
 from dlpar import Experiment, Run
+from dlpar.theory import predict
 from dlpar.worlds.platforms import platform, workload
 from published.simulated import of_sizes
 
@@ -35,12 +36,12 @@ def efficiency(run: Run, model: str) -> float:
     return alone * run.experiment.steps / run.curve["seconds"].iloc[-1]
 
 
-def test_efficiency_on_512_gpus(tmp_path):
-    jobs = {
-        model: dlpar.launch(a_step(tmp_path, model, TABLE["gpus"], RING)) for model in TABLE["efficiency"]
-    }
-    found = {model: efficiency(job.wait(200), model) for model, job in jobs.items()}
-    assert found == pytest.approx(TABLE["efficiency"], abs=TABLE["within"])
+def test_efficiency_on_512_gpus_of_the_largest_gradient_is_that_of_the_closed_form(tmp_path):
+    """A simulation takes 10 s. Of the other models, tests/theory/test_step.py tries the closed form alone."""
+    asked = a_step(tmp_path, "vgg16", TABLE["gpus"], RING)
+    run = dlpar.launch(asked).wait(100)
+    assert efficiency(run, "vgg16") == pytest.approx(TABLE["efficiency"]["vgg16"], abs=TABLE["within"])
+    assert run.curve["seconds"].iloc[-1] == pytest.approx(predict(asked).seconds, rel=1e-3)
 
 
 @pytest.mark.parametrize("model", TABLE["efficiency"])

@@ -77,7 +77,7 @@ def test_after_a_resume_workers_know_each_others_updates_from_the_first_step():
         batch=48, steps=400, evaluate_every=10_000, snapshot={"every": 50}, deaths={"die": {1: 0.6}}
     )
     job = dlpar.launch(Experiment(workers=3, sync="hogwild", **fields))
-    with pytest.raises(dlpar.JobFailed):
+    with pytest.raises(dlpar.JobFailed, match="^rank 1 was killed by SIGKILL on request"):
         job.wait(90)
     run = dlpar.resume(job.run).wait(90)
     again, resumed = dict[str, list](), set()

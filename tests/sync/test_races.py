@@ -30,10 +30,7 @@ def sparse_update(weights, change, stamps, seen, stamp):
 @pytest.mark.timed
 def test_a_right_answer_is_solved_and_loses_more_the_denser_it_is():
     assert check_on_ranks(in_turns(sparse_update), expected=sum_of_changes)
-    for _ in range(3):  # where other programs keep the cores busy, whoever runs may run alone: then once more
-        sparse, dense = dlpar.spmd(race, sparse_update, (0.001, 1.0), workers=4, timeout=60)[0]
-        if sparse[1] < 0.1 * dense[1] and sparse[2] < 0.01 + 0.1 * dense[2]:
-            break
+    sparse, dense = dlpar.spmd(race, sparse_update, (0.001, 1.0), workers=4, timeout=60)[0]
     assert sparse[1] < 0.1 * dense[1] and sparse[2] < 0.01 + 0.1 * dense[2]
     assert 0 < dense[1] <= 1
 

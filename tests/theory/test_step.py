@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, note, reject, settings
 from hypothesis import strategies as st
 
 from dlpar import BadExperiment, Experiment, launch
+from dlpar.systems.record import platform_file
 from dlpar.theory import Servers, predict
 from dlpar.train import serve, train
 from dlpar.worlds.platforms import platform, workload
@@ -450,12 +451,10 @@ def horovod(model: str, gpus: int, sync, platform: str = "p100-25gbe-roce") -> f
 
 
 @pytest.mark.parametrize("model, efficiency", [("inception3", 0.90), ("resnet101", 0.90), ("vgg16", 0.68)])
-def test_one_overlap_gives_the_efficiencies_of_horovod_on_512_gpus(model, efficiency, tmp_path):
+def test_one_overlap_gives_the_efficiencies_of_horovod_on_512_gpus(model, efficiency):
     """Horovod's README: 128 servers of 4 Pascal GPUs, 25 GbE RoCE; tensors fused to 64 MB; one overlap for all."""
-    path = tmp_path / "pascal.json"
-    path.write_text(json.dumps({"extends": "p100-25gbe-roce", "name": "pascal", "overlap": 0.55}))
-    sync = {"scheme": "ring", "overlap": True, "bucket_mb": 64.0}
-    share = horovod(model, 1, sync, str(path)) / horovod(model, 512, sync, str(path))
+    sync, pascal = {"scheme": "ring", "overlap": True, "bucket_mb": 64.0}, platform_file("horovod")
+    share = horovod(model, 1, sync, pascal) / horovod(model, 512, sync, pascal)
     assert share == pytest.approx(efficiency, abs=0.08)
 
 

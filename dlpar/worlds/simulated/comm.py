@@ -52,8 +52,9 @@ class SimulatedWorld(LogicalWorld):
         return Lock(self.simulator)
 
     def before_death(self, why: str) -> None:
-        if self.watches:
-            self.simulator.die(self.simulator.running.rank)
+        rank = self.simulator.running.rank
+        if self.watches and any(other.rank != rank for other in self.simulator.alive()):
+            self.simulator.die(rank)
         raise Died(why)
 
     def survivors(self, comm: Comm) -> Comm:

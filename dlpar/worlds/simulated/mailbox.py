@@ -61,9 +61,8 @@ class Message:
 
 def _in_words(receive: Receive | Mailbox) -> str:
     """Describe a receiving call."""
-    source = "any rank" if receive.source == ANY else f"rank {receive.source}"
     tag = "" if receive.tag == ANY else f" (tag {receive.tag})"
-    return f"recv from {source}{tag}"
+    return f"recv from {'any rank' if receive.source == ANY else f'rank {receive.source}'}{tag}"
 
 
 class Receive:

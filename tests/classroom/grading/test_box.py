@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -125,12 +126,15 @@ def test_an_answer_in_a_box_adds_no_process_and_no_thread_and_its_memory_is_boun
 def test_a_box_whose_time_is_over_is_ended_with_all_that_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box, "START", 6.0)
     hangs = EMPTY | {"lent": "# of test_box", "check": "import time\nwhile True:\n    time.sleep(1)"}
-    assert "was not done after 7 s" in Box("nobody", seconds=1.0).judge(hangs)["said"]
 
     def left() -> list[psutil.Process]:
         found = psutil.process_iter(["environ"])
         return [one for one in found if (one.info["environ"] or {}).get(LENT) == "# of test_box"]
 
+    with ThreadPoolExecutor(1) as beside:
+        judged = beside.submit(Box("nobody", seconds=1.0).judge, hangs)
+        eventually(left, 6, "the box runs")
+    assert "was not done after 7 s" in judged.result()["said"]
     eventually(lambda: not left(), 10, f"all processes of the box are gone: {left()}")
 
 
@@ -142,10 +146,11 @@ def f():
         os.execlp("sleep", "sleep", "4714")
     time.sleep(SECONDS)
 """
+SLEEP = ["sleep", "4714"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(("seconds", "start", "why"), [(0, 120, "solved: None"), (600, 0, "not done after")])
+@pytest.mark.parametrize(("seconds", "start", "why"), [(1, 120, "solved: None"), (600, 0, "not done after")])
 @pytest.mark.slow
 def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
     seconds: int, start: int, why: str, monkeypatch: pytest.MonkeyPatch
@@ -154,12 +159,13 @@ def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
     bystander = subprocess.Popen(["sleep", "4713"])
     try:
         answer = f"SECONDS = {seconds}\n{LEAVES}"
-        told = Box(None, seconds=10).judge(EMPTY | {"answer": answer, "names": ["f"], "check": SAYS})
-        assert why in told["said"]
-        words = ["sleep", "4714"]
-        eventually(
-            lambda: all(one.info["cmdline"] != words for one in psutil.process_iter(["cmdline"])), 10, "gone"
-        )
+        trial = EMPTY | {"answer": answer, "names": ["f"], "check": SAYS}
+        sleeps = lambda: any(one.info["cmdline"] == SLEEP for one in psutil.process_iter(["cmdline"]))
+        with ThreadPoolExecutor(1) as beside:
+            judged = beside.submit(Box(None, seconds=10).judge, trial)
+            eventually(sleeps, 10, "the answer has left a process")
+        assert why in judged.result()["said"]
+        eventually(lambda: not sleeps(), 10, "gone")
         assert bystander.poll() is None
     finally:
         bystander.kill()
