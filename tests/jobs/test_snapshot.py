@@ -411,7 +411,11 @@ MOMENTS = {
     "before the manifest": lacks_its_manifest,
 }
 KILLED = ("failed", r"rank \d( \((server|leaf)\))? was killed by SIGKILL")
-VICTIMS = {"a rank": KILLED, "all ranks": KILLED, "the launcher": ("stopped", "the job is running|received SIGTERM, so the job was stopped")}
+VICTIMS = {
+    "a rank": KILLED,
+    "all ranks": KILLED,
+    "the launcher": ("stopped", "the job is running|received SIGTERM, so the job was stopped"),
+}
 """Status of the attempt and words of the failure, by victim."""
 
 
