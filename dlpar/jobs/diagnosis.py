@@ -62,10 +62,8 @@ class Outcome(NamedTuple):
 
 def by_rank(line: bytes) -> bytes:
     """Return a line of mpiexec's output in the log's format: ``[rank 3] text``."""
-    for tag in _TAGS:
-        if match := tag.match(line):
-            return b"[rank %s] " % match[1] + line[match.end() :]
-    return line
+    found = filter(None, (tag.match(line) for tag in _TAGS))
+    return next((b"[rank %s] " % match[1] + line[match.end() :] for match in found), line)
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
@@ -237,8 +235,7 @@ def _stands(folder: Path, rank: int) -> str:
     called = f", called at {os.path.basename(caller[0])}:{caller[1]}" if caller != frames[inside] else ""
     # The call of the communicator, not the calls within it.
     waiting = f", waiting in {frames[inside - 1][2]}" if inside else ""
-    step = _last_step(folder / f"rank-{rank}.jsonl")
-    after = f" after step {step}" if step >= 0 else ""
+    after = f" after step {step}" if (step := _last_step(folder / f"rank-{rank}.jsonl")) >= 0 else ""
     return f"is in {function} ({os.path.basename(file)}:{line}{called}){waiting}{after}"
 
 

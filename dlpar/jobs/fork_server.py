@@ -2,9 +2,9 @@
 
 The server imports and computes nothing more, because a thread started here would be lost in every child.
 Ranks share its memory until they write to it, so a rank costs about 10 MB instead of 150. One server serves
-one user, one Python and one state of dlpar's files.  It exits when these files change, or after a while
-without jobs.  This module imports only the standard library, because a job's guardian uses the functions
-below to find or start the server.
+one user, one Python, one state of dlpar's files, and one set of limits.  It exits when these files change, or
+after a while without jobs.  This module imports only the standard library, because a job's guardian uses the
+functions below to find or start the server.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import dlpar
 from dlpar.config.paths import runtime_folder
+from dlpar.jobs.control_groups import text_of, usable_cores
 from dlpar.jobs.processes import adopt_orphans, descendants, die_with_writer, end_children, has_children, kill
 from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
@@ -98,7 +99,9 @@ def prepare() -> None:
 
 
 def _socket_path() -> Path:
-    where = f"{sys.executable}:{Path(dlpar.__file__).parent}"
+    # A rank has the core mask, nice value, limits and modules of its server.
+    had = sorted(usable_cores()), os.nice(0), text_of(Path("/proc/self/limits")), os.environ.get("PYTHONPATH")
+    where = f"{sys.executable}:{Path(dlpar.__file__).parent}:{had}:{os.environ.get('SLURM_JOB_ID')}"
     return runtime_folder() / f"warm-{hashlib.sha1(where.encode()).hexdigest()[:10]}.sock"
 
 

@@ -67,8 +67,8 @@ class GlobalSteps:
         # The second is of free workers: the share of a step that the last one left over, and the smallest N so far.
         self._taken, self._settled, self._begun, self._sketches = 0, 0, (0.0, workers), {}
         self.attempt, self._ended = (0, [])  # global steps of earlier attempts, not yet returned
-        # Samples and bytes after each global step, for an attempt that begins there.
-        self._sums: list[tuple[int, float]] = [(0, 0.0)]
+        # Samples, bytes and loss after each global step, for an attempt that begins there.
+        self._sums: list[tuple[int, float, float]] = [(0, 0.0, math.nan)]
         # Waiting worker-steps of lockstep workers, by step and ordered by rank.
         self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
         # Waiting worker-steps of all free workers, ordered by their end time; each rank's newest time and number.
@@ -85,7 +85,7 @@ class GlobalSteps:
         self._early.clear()
         self._newest.clear()
         self.attempt, self.done, self._begun = attempt, min(step, self.done), (0.0, self.workers)
-        self.samples, self.bytes = self._sums[self.done]
+        self.samples, self.bytes, _ = self._sums[self.done]
         del self._sums[self.done + 1 :]
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
@@ -162,8 +162,8 @@ class GlobalSteps:
         self.done += 1
         self.samples += batch
         self.bytes += sent
-        loss = weighted / batch if batch else self.last.loss if self.last else math.nan
-        self._sums.append((self.samples, self.bytes))
+        loss = weighted / batch if batch else self._sums[-1][-1]
+        self._sums.append((self.samples, self.bytes, loss))
         newest = {rank: sketch for _, rank, *_, sketch, _ in parts if sketch}
         self._sketches = self._sketches | newest if self.runs_free else newest  # without a dead worker's
         sketches = {} if self.runs_free and len(self._sketches) < self.workers else self._sketches

@@ -31,7 +31,7 @@ from dlpar.jobs.run import Run
 from dlpar.jobs.scratch import Scratch, lock, sweep
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import CALL, ORDERS, Tail, result_path
+from dlpar.jobs.tail import CALL, ORDERS, Tail, attempts_in, result_path
 from dlpar.jobs.unix_sockets import close_files
 from dlpar.worlds.mpiexec import environment, find_starter, on_one_host
 from dlpar.worlds.platforms import nodes_of, workload
@@ -74,7 +74,6 @@ class Job:
 
     def __init__(self, folder: Path, experiment: Experiment, held: int | None = None) -> None:
         self.folder, self.launched, self._experiment = folder, time.time(), experiment
-        find_starter(), idle_seconds()  # both refuse a bad setting before any process starts
         sweep()
         scratch, locks = Scratch.fresh(), list[int]()
         try:
@@ -240,8 +239,8 @@ class Job:
         Raise `TimeoutError` after `timeout` seconds.
         """
         deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
-        so_far = Summary(run.id, **facts_of(run.experiment))
-        while so_far.steps.done < steps and not self.ended:
+        so_far, number = Summary(run.id, **facts_of(run.experiment)), len(attempts_in(self.folder)) - 1
+        while (so_far.steps.attempt, so_far.steps.done) < (number, steps) and not self.ended:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the job has not done {steps} steps after {timeout:g} s")
             time.sleep(0.02)
@@ -333,7 +332,8 @@ def resume(run: Run | str | os.PathLike, workers: int | None = None) -> Job:
 
 def _new_run_folder(experiment: Experiment) -> Path:
     now = time.time()
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # names sort by age
+    # Names sort by age, in any time zone.
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03d}"
     name = f"{stamp}-{experiment.sync}{experiment.workers}-{experiment.model}-{experiment.data}-{secrets.token_hex(2)}"
     return private_folder(private_folder(runs_folder()) / name)
 
@@ -345,12 +345,15 @@ def check_machine(experiment: Experiment) -> None:
     ------
     BadExperiment
         If it is not an experiment; if the hostfile, platform, workload, data folder or GPU is missing; if a
-        workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low.  The
-        constructor of an experiment does not check these.
+        workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low; if
+        ``$DLPAR_WARM_IDLE`` is no number.  The constructor of an experiment does not check these.
+    NoMPI
+        If there is no MPI to start ranks.
     """
     if not isinstance(experiment, Experiment):
         got = shown(experiment)
         raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
+    find_starter(), idle_seconds()  # both refuse a bad setting before any file changes
     for option, (limit, least, more) in LIMITS.items():
         needed = least + more * experiment.processes
         if 0 <= (given := resource.getrlimit(limit)[0]) < needed:  # below 0: no limit

@@ -171,8 +171,7 @@ class Recorder(comm.Recorder):
         facts |= self.comm.world.state()
         self._write_done(self._ahead)
         if self._device is None:
-            self._add_step(step, self.now(), facts, *self._taken())
-            return
+            return self._add_step(step, self.now(), facts, *self._taken())
         if (loss := facts.get("loss")) is not None and not isinstance(loss, float):
             facts["loss"] = loss.to("cpu", non_blocking=True)
         self._pending.append(self._queued(step, facts))
@@ -250,6 +249,7 @@ class Recorder(comm.Recorder):
         self._pending.clear()
         # The reader of the end of this file must find the whole line.
         told = {"message": str(error)[:4000], "traceback": "".join(traceback.format_exception(error))[-8000:]}
+        told = {name: text.encode(errors="backslashreplace").decode() for name, text in told.items()}
         self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})
 
     def end(self, steps: int) -> None:

@@ -16,7 +16,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.paths import read_plain, runs_folder
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import text_of
-from dlpar.jobs.diagnosis import errors_in
+from dlpar.jobs.diagnosis import errors_in, rank_files
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps, kept
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
@@ -31,6 +31,10 @@ TABLES = ("steps", "curve", "evals", "spans", "events", "ranks", "consensus")
 """Properties that :meth:`Run.to_csv` writes."""
 
 STEP_COLUMNS = "rank step t loss samples compute comm wait bytes messages staleness lead".split()
+
+
+NO_END = "its launcher was killed, or the machine went down, before the job ended"
+"""Reason for the end of an attempt that nobody has recorded."""
 
 
 class NoSuchRun(LookupError):
@@ -77,7 +81,7 @@ class Run:
         """Return the run's status. `live` states whether a job holds this folder's lock."""
         if end := self._end():
             return end["status"]
-        if live and any(self.path.glob("rank-*.jsonl")):
+        if live and rank_files(self.path):
             return "running"
         said = list(lines_of(self.path / "job.jsonl"))
         if live:
@@ -88,8 +92,7 @@ class Run:
     @property
     def reason(self) -> str:
         """Reason for the run's end in one sentence. It is empty while the run is live."""
-        lost = "its launcher was killed, or the machine went down, before the job ended"
-        return end["reason"] if (end := self._end()) else lost if self.status == "lost" else ""
+        return end["reason"] if (end := self._end()) else NO_END if self.status == "lost" else ""
 
     @property
     def live(self) -> bool:
@@ -192,11 +195,12 @@ class Run:
         firsts = {0: 0} | {r["attempt"]: r["resumed"] for _, r in self._of_kind("rank") if "attempt" in r}
         rows = []
         for number, names in enumerate(attempts_in(self.path)):
-            end = end_in(self.path, names) or {"status": self.status, "reason": self.reason}
+            end = end_in(self.path, names) or {"status": "lost", "reason": NO_END}
             steps = [step.step for step in done if step.attempt == number]
             again = max([*steps, -1]) + 1 - firsts.get(number + 1, math.inf)
             row = {"first": firsts.get(number, 0), "last": max(steps, default=None), "lost": max(0, again)}
             rows.append({"attempt": number, **row, "status": end["status"], "reason": end["reason"]})
+        rows[-1] |= {"status": self.status, "reason": self.reason}
         return _frame(rows)
 
     @property
@@ -305,7 +309,11 @@ def snapshots_in(folder: Path) -> list[int]:
 
 def runs() -> list[Run]:
     """Return all runs kept on this machine, newest first. ``Run(id)`` reopens one."""
-    return [Run(folder) for folder in reversed(_kept())]
+    found = []
+    for folder in reversed(_kept()):
+        with suppress(NoSuchRun):  # removed meanwhile
+            found.append(Run(folder))
+    return found
 
 
 def _kept() -> list[Path]:

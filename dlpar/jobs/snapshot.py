@@ -15,7 +15,6 @@ import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,12 +142,11 @@ class State:
                 meta = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
             state = cls(json.loads(meta["tree"]), tensors, int(meta["own"]), int(meta["done"]))
-            intact = state._crc() == int(meta["crc"])
+            if state._crc() == int(meta["crc"]):
+                return state
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path.name} is incomplete ({error})") from None
-        if not intact:
-            raise ValueError(f"{path.name} was changed after it was written")
-        return state
+        raise ValueError(f"{path.name} was changed after it was written")
 
     def _crc(self) -> int:
         """Return a checksum of all numbers in the order of their names."""
@@ -235,9 +233,8 @@ class Attempt(NamedTuple):
     @classmethod
     def of(cls, folder: Path) -> Attempt:
         """Read the attempt of the job in a folder."""
-        with suppress(FileNotFoundError):
-            return cls(*json.loads((folder / ATTEMPT).read_bytes()))
-        return cls()
+        file = folder / ATTEMPT
+        return cls(*json.loads(file.read_bytes())) if file.exists() else cls()
 
     def fit(self, experiment: Experiment) -> Experiment:
         """Return a run's experiment with the workers of this attempt."""
@@ -279,11 +276,9 @@ def recut(states: list[State], parts: int, place: int) -> State:
     lengths = first.tree.get("part", {"object": {}})["object"].get("lengths", {}).get("list")
     cut = ("part.replica.weights", "sync.optimizer.") if lengths else ("sync.optimizers.", "bucket ")
     for name, tensor in first.tensors.items():
-        chunks = [state.tensors[name] for state in states]
-        if not name.startswith(cut) or not tensor.dim():
-            tensors[name] = tensor
-            continue
-        tensors[name] = cut_again(chunks, lengths or [sum(map(len, chunks))], parts, place)
+        held = [state.tensors[name] for state in states]
+        flat = name.startswith(cut) and tensor.dim()
+        tensors[name] = cut_again(held, lengths or [sum(map(len, held))], parts, place) if flat else tensor
     return State(first.tree, tensors, first.own, first.done)
 
 

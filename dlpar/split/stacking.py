@@ -97,5 +97,5 @@ def _seen_by(number: int, dataset: Dataset) -> Dataset:
 
 def block_of(number: int, task: Task) -> nn.Sequential:
     """Build a block on the CPU with its own initial weights."""
-    seed = task.experiment.seed + number
+    seed = (task.experiment.seed + number) % 2**31
     return models.build(task.experiment.replace(seed=seed), _seen_by(number, task.dataset))

@@ -71,6 +71,27 @@ def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
     assert os.stat(path).st_mode & 0o077 == 0
 
 
+SAYS = """
+import resource, dlpar
+def told(comm):
+    import helping
+    return helping.WHO, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+print(dlpar.spmd(told, workers=1)[0])
+"""
+
+
+def test_ranks_have_the_modules_and_the_limits_of_their_own_launcher(tmp_path):
+    """A server would pass on those of the first one, for ten minutes."""
+    (tmp_path / "says.py").write_text(SAYS)
+    for who, files in (("ada", 700), ("bob", 800)):
+        (tmp_path / who).mkdir()
+        (tmp_path / who / "helping.py").write_text(f"WHO = {who!r}")
+        command = ["prlimit", f"--nofile={files}", sys.executable, str(tmp_path / "says.py")]
+        there = {**os.environ, "PYTHONPATH": str(tmp_path / who), "DLPAR_WARM_IDLE": "3"}
+        done = subprocess.run(command, env=there, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"{(who, files)}\n", done.stderr
+
+
 def test_a_launch_at_the_moment_the_server_leaves_still_works(monkeypatch):
     monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "leaving")))
     monkeypatch.setenv("DLPAR_WARM_IDLE", "0.6")

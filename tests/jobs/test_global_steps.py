@@ -158,3 +158,12 @@ def test_a_file_that_is_read_in_parts_does_not_make_its_rank_late():
         found += steps.ready()
     found += steps.ready(ended=True)
     assert [done.seconds for done in found] == sorted([*quick, *slow])[1::2]
+
+
+def test_an_empty_batch_after_a_resume_has_the_loss_before_it_and_not_a_lost_one():
+    steps = GlobalSteps(1)
+    for number in range(3):
+        steps.add(0, step(number, loss=3.0 - number))
+    steps.resume({"attempt": 1, "resumed": 2})
+    steps.add(0, step(2, loss=None, samples=0))
+    assert [done.loss for done in kept(steps.ready(ended=True))] == [3.0, 2.0, 2.0]

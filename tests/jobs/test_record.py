@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import chain
@@ -122,3 +123,12 @@ def test_no_time_is_lost_in_a_step_that_ended_with_the_death_although_it_is_writ
     assert {name: step[name] for name in ("detecting", "done again", "restarting")} == {
         "detecting": 0.0, "done again": 0.0, "restarting": 2.0,
     }  # fmt: skip
+
+
+def test_an_error_whose_text_is_no_unicode_is_recorded_all_the_same(tmp_path):
+    world = SimpleNamespace(clock="wall", state=dict)
+    comm = SimpleNamespace(rank=0, now=float, traffic=None, device=torch.device("cpu"), world=world)
+    record = Recorder(tmp_path, comm)
+    record.error(ValueError(os.fsdecode(b"caf\xe9.csv: no samples")))
+    ((_, told),) = Tail(tmp_path).read()
+    assert told["message"] == r"caf\udce9.csv: no samples" and told["type"] == "ValueError"

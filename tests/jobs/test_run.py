@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import time
 
 import pytest
 from simulations import simulation_of
@@ -157,3 +158,34 @@ def test_a_test_that_a_resumed_run_repeats_is_listed_once(tmp_path):
 def test_a_run_whose_experiment_is_damaged_can_still_be_printed(tmp_path):
     (tmp_path / "experiment.json").write_text("{")
     assert repr(Run(tmp_path)) == f"<Run {tmp_path.name}: its experiment cannot be read>"
+
+
+def test_a_run_that_goes_while_all_are_listed_breaks_no_list(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("dlpar.jobs.run._kept", lambda: [run.path, tmp_path / "gone"])
+    assert [each.id for each in dlpar.runs()] == [run.id]
+
+
+def test_runs_of_two_time_zones_are_listed_in_the_order_they_began(monkeypatch):
+    made = []
+    for zone in ("Pacific/Kiritimati", "Pacific/Honolulu"):  # 24 hours apart
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        made.append(dlpar.launch(Experiment(workers=1, steps=1, cluster={"world": "simulated"})).wait(60).id)
+    monkeypatch.undo()
+    time.tzset()
+    assert [run.id for run in dlpar.runs()][:2] == made[::-1]
+
+
+def test_an_earlier_attempt_without_an_end_is_lost_and_a_resumed_job_in_the_queue_is_queued(run, tmp_path):
+    (tmp_path / "experiment.json").write_text(run.experiment.to_json())
+    (tmp_path / "rank-0.0.jsonl").write_bytes((run.path / "rank-0.jsonl").read_bytes())
+    (tmp_path / "job.0.jsonl").write_text(json.dumps({"k": "launch", "at": 0.0}) + "\n")
+    (tmp_path / "job.jsonl").write_text(json.dumps({"k": "queued", "ahead": 1, "paused": False}) + "\n")
+    assert Run(tmp_path).status_if(live=True) == "queued"
+    (tmp_path / "rank-0.jsonl").write_text("")
+    assert Run(tmp_path).status_if(live=True) == "running"
+    ended = {"k": "end", "at": 1.0, "status": "done", "reason": "all ranks finished", "rank": None}
+    (tmp_path / "job.jsonl").write_text(json.dumps(ended) + "\n")
+    attempts = Run(tmp_path).attempts
+    assert attempts["status"].tolist() == ["lost", "done"]
+    assert "its launcher was killed" in attempts["reason"][0] and attempts["reason"][1] == ended["reason"]

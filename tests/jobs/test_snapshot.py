@@ -216,6 +216,18 @@ def cut_off(tmp_path):
     return simulated(tmp_path / "cut", experiment)[1], experiment
 
 
+def test_a_resume_that_a_bad_setting_refuses_changes_nothing(tmp_path, monkeypatch):
+    run, _ = cut_off(tmp_path)
+    end = {"k": "end", "status": "failed", "reason": "rank 3 died", "at": 0.0, "rank": 3}
+    (run.path / "job.jsonl").write_text(json.dumps(end) + "\n")
+    before = {path.name for path in run.path.iterdir()}
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "soon")
+    with pytest.raises(BadExperiment, match="DLPAR_WARM_IDLE: got 'soon', allowed is a number of seconds"):
+        dlpar.resume(run)
+    assert (run.status, run.reason) == ("failed", "rank 3 died")
+    assert {path.name for path in run.path.iterdir()} - before <= {"lock"}
+
+
 def test_a_torn_or_changed_snapshot_is_passed_over(tmp_path):
     run, experiment = cut_off(tmp_path)
     assert run.snapshots == [16, 8]
@@ -362,7 +374,11 @@ def test_a_job_that_goes_on_with_more_workers_sums_up_the_whole_run():
     job = dlpar.launch(trained(deaths={"die": {3: DIES}}, batch=60))
     with pytest.raises(JobFailed, match="^rank 3 died on request"):
         job.wait(60)
-    run = dlpar.resume(job.run, workers=6).wait(60)
+    job = dlpar.resume(job.run, workers=6)
+    earlier = job.run.attempts["last"][0]
+    run = job.wait_steps(int(earlier), timeout=60)  # of this attempt
+    assert any(record.get("attempt") for _, record in run._of_kind("rank"))
+    job.wait(60)
     written = json.loads((run.path / "summary.json").read_text())
     assert written["steps"] == STEPS and written["samples_per_s"] > 0
 

@@ -51,6 +51,10 @@ def test_blocks_on_ranks_train_as_one_after_the_other_in_one_process(blocks, tmp
     assert run.summary["accuracy"] == pytest.approx(right)
 
 
+def test_the_largest_seed_has_blocks_too(tmp_path):
+    assert len(trained(tmp_path / "run", workers=2, split="stacking", **SMALL | {"seed": 2**31 - 1}).curve)
+
+
 def test_replicas_of_a_stack_train_as_one_stack(tmp_path):
     one = trained(tmp_path / "one", workers=2, split="stacking", **SMALL)
     two = trained(tmp_path / "two", workers=6, split={"kind": "stacking", "blocks": 2}, **SMALL)
