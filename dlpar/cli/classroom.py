@@ -237,9 +237,10 @@ def release(into: Folder = Path("release"), labs: Path | None = None, own: Path 
         A student's own copy, which is also updated; her changes stay.
     """
     masters = _masters(labs)
-    for name, folder, *others in (("FOLDER", into), ("--own", own, into)):
+    copies = [into] if (into / releasing.DELIVERED).exists() else []
+    for name, folder, *others in (("FOLDER", into, *copies), ("--own", own, into)):
         if folder and any(folder.resolve().is_relative_to(other.resolve()) for other in (masters, *others)):
-            raise BadRequest(f"{name}: got '{folder}', allowed is one outside the masters and the release")
+            raise BadRequest(f"{name}: got '{folder}', allowed is one outside the masters, a release, a copy")
     os.umask(0o022)  # so that students can read it
     changed = releasing.release(masters, into)
     print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")

@@ -149,7 +149,8 @@ def look() -> Machine:
     """
     starter = None
     try:
-        problem = meet(find_starter())
+        starter = find_starter()
+        problem = meet(starter)
     except (NoMPI, OSError) as error:
         problem = str(error)
     return Machine(

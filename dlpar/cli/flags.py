@@ -77,7 +77,8 @@ class Flag:
     @property
     def has_commas(self) -> bool:
         """Return whether the flag's value is a comma-separated list."""
-        return typing.get_origin(unwrap(self.field.annotation)) in (dict, tuple)
+        kind = typing.get_origin(unwrap(self.field.annotation))
+        return kind in (dict, tuple) or self.path in (("split", "order"), ("split", "partition"))
 
     @property
     def allowed(self) -> str:

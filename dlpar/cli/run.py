@@ -59,7 +59,7 @@ def resume(
     which : RUN
         A run's id, a unique prefix of it, or the run's folder; default: the newest run.
     workers : N
-        Number of workers that continue, with the same global batches; default: as many as before.
+        Number of workers that continue, with the same global batches; default: the number of the run's first start.
     """
     from dlpar.cli.runs import found
     from dlpar.jobs.launch import resume

@@ -119,9 +119,8 @@ def show(
         written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
         if as_json:
             more = {"status": run.status, "reason": run.reason, "folder": str(run.path)}
-            more |= {"command": command(run), "experiment": run.experiment.model_dump()}
-            more |= {"errors": run.errors, "log": run.log.splitlines()[-LOG_LINES:]}
-            print(json.dumps(run.summary | more, indent=1))
+            more |= {"command": command(run), "experiment": run.experiment.model_dump(), "errors": run.errors}
+            print(json.dumps(run.summary | more | {"log": run.log.splitlines()[-LOG_LINES:]}, indent=1))
         elif written:
             print("\n".join(f"written: {path}" for path in written))
         else:
@@ -184,9 +183,8 @@ def figures(run: Run) -> list[tuple[str, str]]:
     size = sum(file.lstat().st_size for file in run.path.glob("rank-*.jsonl"))
     if size > SUMMED_UP and not (run.path / "summary.json").exists():
         return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json sums them up")]
-    s, experiment = run.summary, run.experiment
-    progress = f"{s['steps']:,} of {experiment.steps:,}"
-    said = [("what", with_world(str(experiment), experiment)), ("steps", progress)]
+    s, e = run.summary, run.experiment
+    said = [("what", with_world(str(e), e)), ("steps", f"{s['steps']:,} of {e.steps:,}")]
     if not s["steps"]:
         return said
     if s["accuracy"] is not None:

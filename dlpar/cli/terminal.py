@@ -17,7 +17,6 @@ from dlpar.cli import STOPS, Stops
 from dlpar.cli.tables import ages, table
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import Job
-from dlpar.jobs.run import Run
 from dlpar.jobs.summary import Summary, distribution, facts_of, in_words
 from dlpar.jobs.tail import Record, Tail
 from dlpar.lab.captions import duration, quantity
@@ -138,12 +137,12 @@ class Progress:
 class View:
     """View of the ranks' records. A terminal is redrawn. A log or a pipe gets occasional lines."""
 
-    def __init__(self, run: Run, console: Console) -> None:
-        self.progress, self._tail, self._looked = Progress(run.experiment), Tail(run.path), 0.0
+    def __init__(self, job: Job, console: Console) -> None:
+        self.progress, self._tail, self._looked = Progress(job.experiment), Tail(job.folder), 0.0
         is_live = console.is_terminal and not console.is_dumb_terminal
         self.live = Live(console=console, auto_refresh=False, redirect_stderr=False) if is_live else None
         if not is_live:
-            print(f"{self.progress.headline()}: run {run.id}", flush=True)
+            print(f"{self.progress.headline()}: run {job.run.id}", flush=True)
         # Letters replace block characters in a terminal without them.
         is_utf = (console.encoding or "").lower().startswith("utf")
         self._bars, self._levels = ("█▓░", "▁▂▃▄▅▆▇█") if is_utf else ("#=.", "_.-=+*#")
@@ -205,7 +204,7 @@ class View:
 
 def follow(job: Job, stops: Stops, silent: bool) -> None:
     """Show a job until its end, unless `silent`. End the job on request."""
-    view = None if silent else View(job.run, Console())
+    view = None if silent else View(job, Console())
     with (view and view.live) or nullcontext():
         while not job.ended and stops.asked is None:
             if view:

@@ -185,7 +185,8 @@ class Cluster(Part):
     platform: Annotated[str | None, OnPaper] = Field(None, pattern=LINE)
     """Cluster of paced and simulated ranks: a name that `dlpar platforms` lists, or a file; default: p100-25gbe."""
     stand_in_for: Annotated[str | None, OnPaper] = Field(None, pattern=LINE)
-    """Workload whose FLOPs and bytes are charged instead of the model's: a name such as resnet101, or a file."""
+    """Workload whose FLOPs and bytes are charged instead of the model's: a name such as resnet101, or a file.
+    Records count the bytes of the messages that ranks send: with values, the model's own."""
     messages: Annotated[Literal["values", "sizes"], Only("cluster.world", "simulated")] = Field("values")
     """Content of simulated messages: values that ranks really compute, or sizes only."""
     placement: Annotated[Literal["dedicated", "colocated"], OnPaper] = Field("dedicated")

@@ -73,7 +73,7 @@ class Job:
     """
 
     def __init__(self, folder: Path, experiment: Experiment, held: int | None = None) -> None:
-        self.folder, self.launched, self._experiment = folder, time.time(), experiment
+        self.folder, self.launched, self.experiment = folder, time.time(), experiment
         sweep()
         scratch, locks = Scratch.fresh(), list[int]()
         try:
@@ -83,7 +83,8 @@ class Job:
             locks += [lock(scratch.lock, math.inf)]
             command = [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            apart = {"cwd": "/", "start_new_session": True, "pass_fds": locks}
+            env = {**os.environ, "DLPAR_RUNTIME": str(runtime_folder())}  # it may be relative to our folder
+            apart = {"cwd": "/", "env": env, "start_new_session": True, "pass_fds": locks}
             self._guardian = subprocess.Popen(command, **pipes, **apart)
         except BaseException:
             scratch.remove()
@@ -162,7 +163,7 @@ class Job:
             As for :meth:`kill`, and for more than half of the job's timeout. At the timeout, the guardian
             ends the job.
         """
-        most = self._experiment.cluster.timeout / 2
+        most = self.experiment.cluster.timeout / 2
         if not 0 < seconds <= most:
             raise ValueError(f"seconds: got {seconds:g}, allowed is above 0 and at most {most:g}")
         self._order(rank, stall=seconds)
@@ -185,7 +186,7 @@ class Job:
         Real ranks of this machine are signalled, but for a factor. Workers of other hosts read,
         if the hosts share the run folder.
         """
-        e, pids = self._experiment, pids_of(self.folder)
+        e, pids = self.experiment, pids_of(self.folder)
         here, is_real = {pids[pid] for pid in still_ranks(pids)}, e.cluster.world == "real"
         others = set(range(e.ranks if here else 0))
         if is_real:

@@ -174,7 +174,7 @@ def newest(folder: Path, experiment: Experiment) -> Attempt:
     BadExperiment
         If there is no such snapshot. The message says why the newest is refused.
     """
-    why = "it has none that is complete: only a run with snapshot.every above 0 writes them"
+    why = f"it has none that is complete; its snapshot.every is {experiment.snapshot.every}, and 0 means none"
     for step in snapshots_in(folder):
         try:
             held = check(folder, step, experiment)

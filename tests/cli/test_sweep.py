@@ -44,6 +44,13 @@ def test_values_with_commas_are_told_apart_by_semicolons_or_repeated():
         assert [one.experiment.delays.straggler for one in asked] == [{0: 2.0, 1: 1.5}, {3: 4.0}]
 
 
+def test_cuts_and_orders_of_a_split_are_told_apart_by_semicolons():
+    split = {"split_kind": ["pipeline"], "workers": ["2"], "split_partition": ["2,1;1,2"]}
+    assert [one.experiment.split.partition for one in typed.read(split)] == ["2,1", "1,2"]
+    split = {"split_kind": ["tensor"], "workers": ["2"], "split_order": ["tensor,data"]}
+    assert [one.experiment.split.order for one in typed.read(split)] == ["tensor,data"]
+
+
 def test_a_switch_given_both_ways_is_swept_and_a_value_given_twice_runs_once():
     asked = typed.read({"sync_overlap": [True, False], "workers": ["2,2", "2"]})
     assert [one.experiment.sync.overlap for one in asked] == [True, False]

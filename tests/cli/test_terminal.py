@@ -149,7 +149,7 @@ class Folder:
     """As much of a run as a view needs."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.experiment = path, Experiment(workers=2, steps=100, batch=64)
+        self.folder, self.experiment = path, Experiment(workers=2, steps=100, batch=64)
 
 
 @pytest.mark.parametrize("steps", [0, 50, 100])

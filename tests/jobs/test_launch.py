@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -303,3 +305,16 @@ def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
     path.write_text("nosuchhost.invalid slots=2\n")
     with pytest.raises(dlpar.JobFailed, match="nosuchhost.invalid"):
         dlpar.launch(Experiment(workers=2, cluster={"hostfile": str(path)})).wait(60)
+
+
+def test_a_relative_runtime_folder_is_beside_the_user_and_nothing_of_a_job_is_left_in_it(tmp_path):
+    there = {
+        **os.environ,
+        "DLPAR_RUNTIME": "dlpar-rel",
+        "DLPAR_HOME": str(tmp_path / "home"),
+        "DLPAR_WARM_IDLE": "0",
+    }
+    command = [sys.executable, "-m", "dlpar.cli", "run", "--workers", "2", "--steps", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not Path("/dlpar-rel").exists() and not [*(tmp_path / "dlpar-rel").glob("job-*")]

@@ -18,6 +18,7 @@ from classroom.grading.handed_in import small_master
 from dlpar import cli
 from dlpar.classroom.grading import LENT, box, cells
 from dlpar.classroom.grading.box import Box, CannotGrade
+from dlpar.course.release import DELIVERED
 
 ROOT_ON_LINUX = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux")
 
@@ -175,7 +176,9 @@ def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
 def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     nbformat.write(new_notebook(), small_master(tmp_path).with_name("index.ipynb"))
     (tmp_path / "empty").mkdir()
-    labs, outside = ["--labs", str(tmp_path)], f"{tmp_path}-outside"
+    labs, outside, copy = ["--labs", str(tmp_path)], f"{tmp_path}-outside", Path(f"{tmp_path}-copy")
+    copy.mkdir()
+    (copy / DELIVERED).write_text("{}")  # a student's
     for words, said in (
         (["grade", str(tmp_path / "empty"), "--not-isolated", *labs], "SUBMISSIONS: got"),
         (
@@ -188,9 +191,13 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.C
             "--seconds: got 0, allowed is a whole number from 1 to 600",
         ),
         (["release", str(tmp_path), *labs], "FOLDER: got"),
-        (["release", str(tmp_path / "inside"), *labs], "allowed is one outside the masters and the release"),
+        (
+            ["release", str(tmp_path / "inside"), *labs],
+            "allowed is one outside the masters, a release, a copy",
+        ),
         (["release", outside, "--own", str(tmp_path / "inside"), *labs], "--own: got"),
         (["release", outside, "--own", outside, *labs], "--own: got"),
+        (["release", str(copy), *labs], "a copy"),
         (["release", "", *labs], "got '' after 'release', allowed is non-empty text"),
         (["grade", outside, "--course", "", *labs], "got '' after '--course', allowed is non-empty text"),
         (["grade", str(tmp_path), "--not-isolated", *labs], "SUBMISSIONS: got"),
