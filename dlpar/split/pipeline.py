@@ -38,10 +38,10 @@ class PipelineSplit(Split):
     -----
     For each micro-batch, a boundary between two parts carries activations forward and as many
     gradients back.  The last stage knows the loss and reports it.  If the first and the last stage share a
-    weight, both hold it.  They add up its gradients at the end of a step, so both make the same update.
+    weight, both hold it.  They add up its gradients at the end of a step, so both make the same update, up to rounding.
 
     Without a flush (pipedream) a step of the training loop is the backward pass of one batch. Forward passes
-    run ahead by one step for each later stage.
+    run ahead by one step for each later stage. The actions of all steps are listed at the start (300 bytes a step).
     """
 
     kept = ("replica", "stash")

@@ -107,7 +107,7 @@ def stages(graph: Graph) -> dict[str, int]:
 
     A dependency is narrow if no other task takes the parent's result (Zaharia et al., section 4).
     """
-    users = Counter(each.task for task in graph for each in task.inputs)
+    users = Counter(name for task in graph for name in {each.task for each in task.inputs})
     found: dict[str, int] = {}
     for task in graph:
         found[task.name] = max((found[i.task] + (users[i.task] > 1) for i in task.inputs), default=0)

@@ -90,7 +90,8 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
     -----
     t must divide the width and the heads of a block, and the channels of a convolution. It must also divide
     the outputs of a linear layer that another layer follows. The numbers of characters and classes can have
-    any value.
+    any value. Between a layer cut by outputs and the next linear layer or convolution, only layers may stand that
+    act on each element or channel by itself, such as ReLU.
     """
     layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
@@ -304,7 +305,7 @@ class Overlapping(nn.Module):
     Attributes
     ----------
     own : nn.Linear
-        The same as the parameter.
+        The same as the parameter: a layer with a bias.
     common : int
         Neurons of each rank that all ranks compute.
     copies : Tensor, shape (ranks, common, inputs + 1)

@@ -213,6 +213,8 @@ class SyncBatchNorm(nn.Module):
     if gradients are averaged.  Summing the moments over all ranks, forward and backward, makes both networks
     the same (Zhang et al., "Context Encoding", CVPR 2018, section 3.1).
 
+    The layer needs weights, a momentum and running statistics. These are BatchNorm's defaults.
+
     Ranks may have different numbers of samples.  Parameters, buffers and the layer's behaviour in
     evaluation are those of the wrapped layer.  With micro-batches the networks differ: the statistics are of the
     ranks' micro-batches together, and one process has other micro-batches.

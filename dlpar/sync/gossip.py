@@ -70,12 +70,15 @@ class Gossip(Scheme):
         weights.copy_(torch.from_numpy(draw.normal(0.0, weights.std().item(), len(weights))))
 
     def adapt(self) -> None:
-        """Update this worker's weights with its gradient. The gradient was computed at these weights."""
+        """Update this worker's weights with its gradient. It was computed at these weights.
+
+        In pairwise gossip, it was computed at older weights: averages have changed them meanwhile.
+        """
         self.look()
         self.move()
 
     def look(self) -> None:
-        """Sketch the weights at which the gradient was computed, before this step changes them."""
+        """Sketch the weights, before this step's gradient changes them."""
         weights = self.replica.weights
         self.sketched = self.comm.compute(lambda: self.sketch.of(weights), cost=2 * len(weights))
 
@@ -89,7 +92,7 @@ class Gossip(Scheme):
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
 
     def facts(self) -> dict[str, Any]:
-        # The sketch and the loss are those of the weights before this step.
+        # The sketch is that of the weights before this step. So is the loss, except in pairwise gossip.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
 
 

@@ -81,8 +81,8 @@ def sandblaster(
     slow : float, default 1
         Factor that multiplies the last worker's time for a portion.
     """
-    if min(shards, portions) < 1:
-        raise ValueError(f"portions: got {portions} for {shards} shards, allowed is 1 or more of both")
+    if min(shards, portions, history) < 1:
+        raise ValueError(f"portions: got {portions}, {shards} shards, history {history}; allowed is from 1")
     if comm.size < (least := shards + 2):
         raise ValueError(f"comm: got {comm.size} ranks, allowed with {shards} shards is at least {least}")
     if comm.rank == 0:

@@ -137,7 +137,7 @@ def serve(
 
     A request at clock c is answered when the slowest worker has ended clock c - staleness.
     """
-    own = torch.arange(servers.index(comm.rank), shape[0], len(servers))
+    own = torch.arange(shape[0])[servers.index(comm.rank) :: len(servers)]
     weights = torch.zeros(len(own), shape[1], dtype=DTYPE)
     inbox = torch.empty(8 * HEAD + len(own) * (8 + DTYPE.itemsize * shape[1]), dtype=torch.uint8)
     clocks, known = dict.fromkeys(workers, 0), dict[tuple[int, int], Tensor]()

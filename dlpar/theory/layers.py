@@ -319,7 +319,7 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
     for layer in layers(experiment):
         if layer.name == "flatten":
             break
-        if layer.name.startswith("conv"):
+        if layer.name.startswith("conv") and not experiment.split.tiled:  # tiles share nothing
             # Halos add up to the halo of one piece with the neighbours of all pieces.
             halos = halo(batch, channels, height, width, 1, 2 * (rows - 1), 2 * (columns - 1))
             found[layer.name] = ways * halos.elements

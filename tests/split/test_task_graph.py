@@ -166,6 +166,15 @@ def test_a_driver_orders_one_task_after_the_other_so_its_cost_grows_with_the_wor
     assert overhead(10) == pytest.approx(10 * 0.1, rel=0.02)
 
 
+def test_a_task_that_takes_two_parts_of_one_result_is_its_only_user():
+    parts = [
+        Task("x", partial(torch.ones, 4), 4),
+        Task("y", torch.add, 4, (From("x", 0, 2), From("x", 2, 4))),
+    ]
+    assert stages(parts) == {"x": 0, "y": 0}
+    assert stages([*parts, Task("z", torch.neg, 4, (From("x"),))]) == {"x": 0, "y": 1, "z": 1}
+
+
 def test_a_graph_that_cannot_run_is_refused_in_a_sentence():
     one = Task("one", partial(torch.ones, 1), 1)
     with pytest.raises(ValueError, match="^graph: got task 'one' twice, allowed is each name once$"):

@@ -133,3 +133,9 @@ def test_a_start_at_the_minimum_stays_there():
     program = partial(sandblaster, problem=Bowl(), shards=1, iterations=3, portions=2)
     found = on_ranks(program, 3)
     assert found[0].losses == [0.0] * 3 and of_shards(found, 1).abs().max() == 0
+
+
+def test_without_a_pair_there_is_nothing_to_keep():
+    program = partial(sandblaster, problem=LeastSquares(), shards=1, iterations=3, portions=2, history=0)
+    with pytest.raises(ValueError, match="portions: got 2, 1 shards, history 0; allowed is from 1"):
+        on_ranks(program, 3)

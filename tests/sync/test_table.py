@@ -112,15 +112,18 @@ def test_a_table_trains_on_real_processes():
     assert accuracy(found, 1) > 0.6 and all(each["oldest"] <= 2 for each in found[:3])
 
 
-def test_a_server_without_rows_waits_for_the_end():
+@pytest.mark.parametrize("servers", [3, 4, 7])
+def test_a_server_without_rows_waits_for_the_end(servers):
+    ranks = list(range(1, servers + 1))
+
     def program(comm):
         if comm.rank:
-            return len(serve(comm, [0], [1, 2, 3], (2, 3)))
-        table, rows = Table(comm, [1, 2, 3], (2, 3)), torch.tensor([0, 1])
+            return len(serve(comm, [0], ranks, (2, 3)))
+        table, rows = Table(comm, ranks, (2, 3)), torch.tensor([0, 1])
         table.add(rows, torch.ones(2, 3, dtype=torch.float64))
         table.clock()
         seen = table.get(rows).sum().item()
         table.leave()
         return seen
 
-    assert on_ranks(program, 4) == [6.0, 1, 1, 0]
+    assert on_ranks(program, servers + 1) == [6.0, 1, 1, *[0] * (servers - 2)]

@@ -265,3 +265,11 @@ def test_pieces_are_those_of_a_plain_step(fields):
     assert lab.pieces(Experiment(batch=24, **fields)).data
     if "averaging" in fields:
         assert lab.layer_bytes(Experiment(batch=24, split={"kind": "tensor", "tensor": 2}, **fields)).data
+
+
+def test_tiles_send_only_their_outputs():
+    tiles = {"kind": "spatial", "rows": 2, "tiled": True}
+    figure = lab.layer_bytes(
+        Experiment(workers=2, model={"name": "cnn", "width": 8, "depth": 2}, batch=5, split=tiles)
+    )
+    assert "every row equals the closed form, to the byte" in figures.caption(figure)
