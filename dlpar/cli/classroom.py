@@ -240,7 +240,7 @@ def release(into: Folder = Path("release"), labs: Path | None = None, own: Path 
     copies = [into] if (into / releasing.DELIVERED).exists() else []
     for name, folder, *others in (("FOLDER", into, *copies), ("--own", own, into)):
         if folder and any(folder.resolve().is_relative_to(other.resolve()) for other in (masters, *others)):
-            raise BadRequest(f"{name}: got '{folder}', allowed is one outside the masters, a release, a copy")
+            raise BadRequest(f"{name}: got '{folder}', allowed is one outside masters, releases and copies")
     os.umask(0o022)  # so that students can read it
     changed = releasing.release(masters, into)
     print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")

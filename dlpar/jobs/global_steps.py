@@ -65,7 +65,8 @@ class GlobalSteps:
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
         # The second is of free workers: the share of a step that the last one left over, and the smallest N so far.
-        self._taken, self._settled, self._begun, self._sketches = 0, 0, (0.0, workers), {}
+        # The last is the number of worker-steps that the last call of `ready` knew.
+        self._taken, self._begun, self._sketches, self._settled = 0, (0.0, workers), {}, 0
         self.attempt, self._ended = (0, [])  # global steps of earlier attempts, not yet returned
         # Samples, bytes and loss after each global step, for an attempt that begins there.
         self._sums: list[tuple[int, float, float]] = [(0, 0.0, math.nan)]

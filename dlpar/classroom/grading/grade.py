@@ -193,7 +193,8 @@ def handed_in(where: str, student: str, lab: str) -> list[Any]:
             return list(json.loads(file.read(LARGEST))["cells"])
     except OSError as error:
         there = [other.name for other in sorted(path.parent.glob("*.ipynb"))][:5] or "no notebook"
-        raise Unreadable(f"{lab}.ipynb cannot be opened ({error.strerror}); there is {there}") from None
+        why = "it is a link" if path.is_symlink() else error.strerror
+        raise Unreadable(f"{lab}.ipynb cannot be opened ({why}); there is {there}") from None
     except (ValueError, LookupError, TypeError, RecursionError):
         raise Unreadable(f"the notebook is damaged, or has more than {LARGEST // 1_000_000} MB") from None
 

@@ -209,8 +209,10 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
         form = "small letters, digits, - and _, 32 at most, with a letter or _ first"
         return _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
     groups, allowed = flag == "users", "are accounts of this machine, in small letters"
-    try:  # JupyterHub writes every name in small letters
-        account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name.lower())
+    # JupyterHub writes every name in small letters.
+    _require(name == name.lower() or name.startswith("@"), flag, repr(name), allowed)
+    try:
+        account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name)
     except KeyError:
         _require(False, flag, repr(name), allowed + ", or @GROUP" * groups)
     _require(getattr(account, "pw_uid", None) != 0, flag, repr(name), "are accounts other than root")
@@ -361,8 +363,8 @@ def configure(c: Any, settings: Settings) -> None:
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
     c.Authenticator.allow_existing_users = False  # keeps out users of an earlier list
-    has_groups = any(name.startswith("@") for name in everybody)  # an earlier user may be a member
-    c.Authenticator.blocked_users = set() if has_groups else earlier - everybody  # also blocks their tokens
+    # This also blocks their tokens. With a group, an earlier user may be one of its members.
+    c.Authenticator.blocked_users = set() if any(u[0] == "@" for u in everybody) else earlier - everybody
     if settings.accounts == LISTED:
         c.JupyterHub.load_roles.append({"name": "admin", "users": sorted(settings.teachers)})
         c.JupyterHub.authenticator_class = "shared-password"
@@ -390,7 +392,7 @@ def give_out_slots(c: Any, settings: Settings) -> str:
     path = Path(named or (USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"))
     if not is_kept(path):
         command = [*TIED, *PYTHON, "dlpar.cli", "slots", f"--socket={path}", f"--ranks={settings.slots}"]
-        if settings.accounts == SYSTEM:  # nobody: the account of the teacher's page
-            command.append(f"--teachers={','.join(['nobody', *settings.teachers])}")
+        # nobody: the account of the teacher's page
+        command += [f"--teachers={','.join(['nobody', *settings.teachers])}"] * (settings.accounts == SYSTEM)
         c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
     return str(path)

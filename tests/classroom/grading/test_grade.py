@@ -332,7 +332,7 @@ def test_links_and_pipes_are_not_opened(tmp_path: Path, lab: Path) -> None:
     (tmp_path / "ada" / "link.ipynb").symlink_to(lab)
     os.mkfifo(tmp_path / "ada" / "pipe.ipynb")
     for name, why in (
-        ("link", "Too many levels of symbolic links"),
+        ("link", "it is a link"),
         ("pipe", "not a regular file"),
         ("none", r"none.ipynb cannot be opened \(No such.*link.ipynb"),
     ):

@@ -60,6 +60,10 @@ def test_accounts_of_the_machine_need_encryption_off_loopback(tmp_path: Path) ->
         settings(tmp_path, accounts="system", users=("root",))
     with pytest.raises(BadSettings, match="accounts of this machine, in small letters, or @GROUP"):
         settings(tmp_path, accounts="system", users=("nobody-of-that-name",))
+    with pytest.raises(
+        BadSettings, match="--users: got 'Nobody', allowed are accounts of this machine, in small"
+    ):
+        settings(tmp_path, accounts="system", users=("Nobody",))  # the hub would take it for another name
     settings(tmp_path, accounts="system", users=("@root", "nobody"))
     with pytest.raises(
         BadSettings, match="--teachers: got '@root', allowed are accounts of this machine, in"
