@@ -61,7 +61,7 @@ class Delays:
         """Return the seconds so far, without those that layers have waited for other ranks: nothing delays these.
 
         Other threads may wait meanwhile, for messages beside the computation. These waits do not count here.
-        A GPU first finishes its queue, in which the last step's messages may be.
+        A GPU first finishes this thread's queue, in which the last step's messages may be.
         """
         if not self.none:
             self.comm.world.settle()

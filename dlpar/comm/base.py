@@ -237,9 +237,9 @@ class World:
             threading.Event().wait(seconds)
 
     def settle(self) -> None:
-        """Wait until this rank's GPU has finished its queue. Call this before you read a time."""
+        """Wait until this rank's GPU has done what this thread queued. Call this before you read a time."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
     def before_death(self, why: str) -> None:
         """Prepare this rank for its requested death by SIGKILL.

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
 from dlpar.lab import theme
 
@@ -162,13 +163,26 @@ def require(fine: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def listed(runs: Runs) -> list[Run]:
-    """Return one run or several as a list. Raise ValueError for an empty list or another type."""
-    runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
-    for run in runs:
-        require(isinstance(run, Run), f"runs: got {run!r:.60}, allowed is a run or several")
-    require(len(runs) > 0, "runs: got none, allowed is one run or more")
-    return runs
+def experiment_of(of: Experiment | Run) -> Experiment:
+    """Return an experiment, or a run's experiment. Raise ValueError for another type."""
+    experiment = of.experiment if isinstance(of, Run) else of
+    require(isinstance(experiment, Experiment), f"of: got {of!r:.60}, allowed is an Experiment or a Run")
+    return experiment
+
+
+def listed(given: Any, kind: type = Run, name: str = "runs") -> list[Any]:
+    """Return one run or several as a list, or things of another kind.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or one of another kind. The sentence calls the argument `name`.
+    """
+    things = [given] if isinstance(given, (kind, str)) or not isinstance(given, Iterable) else list(given)
+    wrong = [thing for thing in things if not isinstance(thing, kind)]
+    got = f"{wrong[0]!r:.60}" if wrong else "none"
+    require(bool(things) and not wrong, f"{name}: got {got}, allowed is one {kind.__name__} or several")
+    return things
 
 
 def finished(runs: Runs, titles: Names = None) -> list[Run]:

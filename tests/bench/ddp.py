@@ -34,22 +34,22 @@ def main(path: str, warm_up: int) -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     dataset = load(experiment.data, experiment.seed, model=experiment.model.name)
-    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
+    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x), device)
     dataset = dataset.to(device)
     model = DistributedDataParallel(models.build(experiment, dataset).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=experiment.lr)
     criterion = models.loss(dataset.task)
 
-    def step(number: int) -> float:
+    def step(number: int) -> torch.Tensor:
         x, y = dataset.batch(sampler.indices(number, rank))
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16"):
             loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss.detach()  # to read it would hold up a GPU
 
-    step(0)
+    step(0).item()
     first = time.time()
     for number in range(1, warm_up):
         step(number)

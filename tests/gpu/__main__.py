@@ -45,6 +45,9 @@ STAGES = {
 }  # fmt: skip
 """Of each stage the seconds after which it is ended, and the arguments of Python."""
 
+FIRST = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+"""The first of this machine's GPUs, or of those that this process may use."""
+
 AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
 TOLD = re.compile(r"FAILED|WRONG|MISSED|passed|failed|a step|pairs of|×|TFLOP/s|not measured")
 """Lines that the summary repeats."""
@@ -54,6 +57,8 @@ def run(stage: str, only: list[str], out: Path, environment: dict[str, str]) -> 
     """Run a stage, print and keep its output, and return its exit status."""
     limit, arguments = STAGES[stage]
     command = [sys.executable, *map(str, arguments), *(only if stage in ("matrix", "profile") else ())]
+    if stage in ("matrix", "profile"):  # their ranks share a GPU, also on a machine with several
+        environment = {**environment, "CUDA_VISIBLE_DEVICES": FIRST}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     with (
         open(out / f"{stage}.log", "w") as log,

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from dlpar import lab
+from dlpar.lab import figures
 
 
 @pytest.mark.parametrize("name", lab.__all__)
@@ -22,3 +23,20 @@ def test_importing_the_lab_loads_nothing_heavy():
     code = "import sys, dlpar.lab; print({'torch', 'pandas', 'plotly', 'ipywidgets'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+ONE = ("pipeline", "first_at", "staleness", "lead", "lanes", "timeline")
+"""Figures of one run, in a list or not."""
+
+EXPERIMENTS = ("pieces", "layer_bytes", "mesh", "show_graph", "sending")
+OUTCOMES = ("exposed", "bucket_sizes", "collective_times")
+RUNS = ("memory", "micro_batches", "overlay", "throughput", "waiting", "consensus", "convergence", "speedup")
+
+
+@pytest.mark.parametrize("got", ["20261130-151622", None, 3])
+@pytest.mark.parametrize("name", [*ONE, *EXPERIMENTS, *OUTCOMES, *RUNS, "time_to_accuracy", "scaling"])
+def test_a_figure_of_something_else_is_refused_in_a_sentence(name, got):
+    draw = lab.scaling if name == "scaling" else getattr(figures, name)
+    allowed = r"an Experiment or a Run" if name in EXPERIMENTS else r"one \w+ or several"
+    with pytest.raises(ValueError, match=rf"^\w+: got {got!r}, allowed is {allowed}$"):
+        draw(got, 0.9) if name == "first_at" else draw(got)

@@ -7,6 +7,8 @@ where there are two GPUs.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,12 @@ pytestmark = [
     pytest.mark.skipif(GPUS == 0, reason="no CUDA device"),
     pytest.mark.usefixtures("with_gpus"),
 ]
+
+
+@pytest.fixture
+def one_gpu(with_gpus, monkeypatch):
+    """The first GPU only, which ranks share."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
 
 
 def trained(device: str, carrier: str = "auto", **fields) -> dlpar.Run:
@@ -52,11 +60,13 @@ def check(carrier: str, scheme: str = "ring", **fields) -> None:
         np.testing.assert_allclose(found, losses("cpu", **fields), rtol=1e-9)
 
 
+@pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("name", SPLITS)
 def test_every_split_gives_the_losses_of_the_cpu_where_ranks_share_a_gpu(name):
     check("mpi", **SPLITS[name])
 
 
+@pytest.mark.usefixtures("one_gpu")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_scheme_gives_the_losses_of_the_cpu_where_ranks_share_a_gpu(name):
     check("mpi", name, workers=2, **SCHEMES[name][0])
@@ -113,13 +123,19 @@ def test_a_run_that_died_is_resumed_with_its_state_on_the_gpu(fields):
 # ---- messages and time ---------------------------------------------------------------------
 
 
-def test_messages_between_gpus_hold_what_was_sent():
+@pytest.mark.parametrize("shared", [True, False], ids=["one GPU", "a GPU each"])
+def test_messages_between_gpus_hold_what_was_sent(shared, request):
+    if shared:
+        request.getfixturevalue("one_gpu")
+    elif GPUS < 2:
+        pytest.skip("one CUDA device")
+
     def exchange(_) -> list[str]:
         from dlpar.config.experiment import Cluster
         from dlpar.worlds.connect import connect
 
         comm = connect(Cluster(device="cuda", carrier="mpi"))
-        wrong, peer = [], 1 - comm.rank
+        wrong, peer = [] if (comm.ipc is not None) == shared else ["the carrier"], 1 - comm.rank
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
             sent = ((torch.arange(20_000, device=comm.device).view(100, 200) + comm.rank) % 2).to(dtype).t()
             room = torch.empty(100, 200, dtype=dtype, device=comm.device).t()
@@ -166,7 +182,7 @@ def test_a_process_trains_again_while_python_deletes_the_graphs_of_earlier_train
         comm.close()
         return list(zip(sums[::2], sums[1::2]))
 
-    replayed, launched = np.transpose(dlpar.spmd(trainings, workers=1)[0])
+    replayed, launched = np.transpose(dlpar.spmd(trainings, workers=1, timeout=110)[0])
     np.testing.assert_allclose(replayed, launched, rtol=1e-9)
 
 

@@ -290,6 +290,9 @@ class Stream:
     def work(self, seconds: float) -> None:
         self.idle_at = max(self.idle_at, self.host.now()) + seconds
 
+    def synchronize(self) -> None:
+        self.host.time = max(self.host.time, self.idle_at)
+
 
 class Event:
     """As torch.cuda's."""
@@ -453,22 +456,33 @@ def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_fo
         assert (step["compute"], step["comm"], step["wait"]) == (2.0, 0.0, 3.0)
 
 
-@pytest.mark.parametrize("split, waits", [("data", 0.0), ({"kind": "tensor", "tensor": 2}, 3.0)])
-def test_a_straggler_s_factor_multiplies_what_its_gpu_computes_and_no_message(gpu, split, waits):
+@pytest.mark.parametrize(
+    "fields, waits",
+    [
+        ({}, 0.0),
+        ({"split": {"kind": "tensor", "tensor": 2}}, 3.0),
+        ({"sync": {"scheme": "ring", "overlap": True}}, 0.0),
+    ],
+    ids=["data", "tensor", "overlapped"],
+)
+def test_a_straggler_s_factor_multiplies_what_its_gpu_computes_and_no_message(
+    gpu, fields, waits, monkeypatch
+):
     host, stream = gpu
-    paused = []
-
-    def settle():
-        host.time = max(host.time, stream.idle_at)
-
-    host.traffic, host.world = DeviceTraffic(host.now, host.device), SimpleNamespace(settle=settle)
+    paused, beside = [], Stream()  # buckets are under way on a stream of their own
+    beside.host = host
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: (stream.synchronize(), beside.synchronize())
+    )
+    host.traffic = DeviceTraffic(host.now, host.device)
     host.world.pause = paused.append
-    experiment = Experiment(workers=2, split=split, delays={"straggler": {0: 3.0}})
+    experiment = Experiment(workers=2, delays={"straggler": {0: 3.0}}, **fields)
     delays = Delays(experiment, host, base.Recorder())
     for step in range(3):
         began = delays.clock()
         host.traffic.queued(lambda: stream.work(waits))  # a layer waits for another rank
         stream.work(2.0)
+        beside.work(4.0)
         delays.after(step, began, step)
         stream.work(10.0)  # the sum of gradients is still under way when the next step begins
     assert paused == [pytest.approx(2 * 2.0)] * 3

@@ -374,6 +374,7 @@ def test_all_ranks_read_one_clock():
     assert all(came >= 0 for came, _ in rounds)
 
 
+@pytest.mark.timed
 def test_clocks_of_several_machines_are_brought_together():
     """Every rank as if it led a machine of its own: they agree on second 0 to within a scheduling delay."""
 

@@ -13,7 +13,7 @@ from dlpar.graphs import Graph, grid_shape, neighbours, partners, receivers, war
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, experiment_of, finished, require
 from dlpar.lab.labels import WITH_PEERS, has_peers
 from dlpar.lab.plot import Plot, Shown, drawn
 
@@ -181,7 +181,7 @@ def show_graph(of: Experiment | Run) -> Figure:
     of : Experiment or Run
         Experiment whose workers average with neighbours, or a run of it.
     """
-    experiment = (of.experiment if isinstance(of, Run) else of).of_replicas()
+    experiment = experiment_of(of).of_replicas()
     allowed = f"allowed is {WITH_PEERS}: others have no graph"
     require(has_peers(experiment.sync), f"sync: got {experiment.sync}, {allowed}")
     graph, places = _used(experiment), _places(experiment)

@@ -13,7 +13,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require, single
 from dlpar.lab.labels import labels, scheme, with_world
 from dlpar.lab.plot import Plot, Series, Shown, drawn, shown
 
@@ -354,7 +354,7 @@ def first_at(run: Run, goal: float) -> tuple[int | None, float]:
 
     Without such a test, the step is None.
     """
-    good = run.evals.loc[lambda tests: tests["accuracy"].astype(float) >= goal]
+    good = single(run).evals.loc[lambda tests: tests["accuracy"].astype(float) >= goal]
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
 
 

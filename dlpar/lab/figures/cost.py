@@ -11,7 +11,7 @@ import numpy as np
 
 from dlpar.jobs.launch import spmd
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, blank, captioned, gantt, require, stacked
+from dlpar.lab.figure import Figure, Names, blank, captioned, experiment_of, gantt, listed, require, stacked
 from dlpar.lab.labels import labels
 from dlpar.lab.sweep import Outcome
 from dlpar.theory import Link, collective_seconds, fitted, predict
@@ -237,7 +237,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
         If `over` is neither, or there are no times.
     """
     require(over in ("bytes", "ranks"), f"over: got {over!r}, allowed is bytes or ranks")
-    require(len(times) > 0, "times: got none, allowed is one or more")
+    times = listed(times, CollectiveTime, "times")
     here = {t: (t.nbytes, t.ranks) if over == "bytes" else (t.ranks, t.nbytes) for t in times}
     places, others = (sorted(set(column)) for column in zip(*here.values()))
     across = _bytes("tensor (bytes)", places) if over == "bytes" else theme.log_axis("ranks", places)
@@ -309,8 +309,7 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     ValueError
         If there is no outcome, or a run is not done.
     """
-    require(len(outcomes) > 0, "outcomes: got none, allowed is one or more")
-    for bad in outcomes:
+    for bad in (outcomes := listed(outcomes, Outcome, "outcomes")):
         got = f"got one that is {bad.status} ({bad.reason})"
         require(bad.status == "done", f"outcomes: {got}, allowed are those that are done")
     names = list(titles or labels([outcome.experiment for outcome in outcomes]))
@@ -357,7 +356,7 @@ def sending(experiment: Experiment) -> Figure:
     ValueError
         If the experiment is of another kind.
     """
-    sync, name = experiment.sync, experiment.cluster.stand_in_for
+    sync, name = (experiment := experiment_of(experiment)).sync, experiment.cluster.stand_in_for
     wanted = "an overlapped ring, without micro-batches, that stands in for a workload"
     fine = sync.scheme == "ring" and sync.allreduce == "ring" and sync.overlap and name is not None
     fine = fine and experiment.split.kind == "data" and experiment.split.microbatches == 1
@@ -418,7 +417,8 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     ValueError
         If there are fewer than two outcomes, or their experiments differ in other settings.
     """
-    done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
+    given = listed(outcomes, Outcome, "outcomes")
+    done = sorted((o for o in given if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
     wanted = "buckets of several sizes in one experiment"
     fine = len(done) > 1 and len(set(map(_but_buckets, done))) == 1
     require(fine, f"outcomes: got other than {wanted}, allowed are two or more")

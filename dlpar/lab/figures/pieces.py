@@ -11,7 +11,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, gantt, require, stacked
+from dlpar.lab.figure import Figure, blank, captioned, experiment_of, gantt, require, stacked
 from dlpar.split.mesh import coordinates, groups, part_of, sizes_of
 from dlpar.split.mesh import title as mesh_title
 from dlpar.theory.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
@@ -30,9 +30,9 @@ MOST = 64
 """Maximum number of drawn ranks, and of ranks that run to report their pieces."""
 
 
-def experiment_of(of: Experiment | Run) -> Experiment:
+def inspectable(of: Experiment | Run) -> Experiment:
     """Return an experiment, or a run's experiment. Raise ValueError if it has too many workers."""
-    experiment = of.experiment if isinstance(of, Run) else of
+    experiment = experiment_of(of)
     got = experiment.workers
     require(got <= MOST, f"workers: got {got}, allowed is at most {MOST}: each rank is looked at")
     return experiment
@@ -72,7 +72,7 @@ def mesh(of: Experiment | Run) -> Figure:
     BadExperiment
         If the platform cannot hold the ranks.
     """
-    e = experiment_of(of)
+    e = inspectable(of)
     nodes = [0] * e.members if e.cluster.world == "real" else nodes_of(e)[: e.members]
     sizes = sizes_of(e)
     axes = [_axis(e, name, nodes) for name, size in sizes.items() if size > 1] or [_axis(e, "data", nodes)]
@@ -172,7 +172,7 @@ def pieces(of: Experiment | Run) -> Figure:
     ValueError
         If there are more workers, or if a workload stands in for the model, so that there are no weights.
     """
-    experiment = experiment_of(of)
+    experiment = inspectable(of)
     require(experiment.split.kind != "stacking", "split: got stacking, allowed is one that cuts one model")
     # Exact for the numbers that identify weights.
     numbered = plain(experiment, dtype="float64", precision="full")
@@ -351,7 +351,7 @@ def layer_bytes(of: Experiment | Run) -> Figure:
     ValueError
         If it is split in another way, has more workers, or a workload stands in for its model.
     """
-    experiment, kinds = experiment_of(of), ", ".join(KINDS)
+    experiment, kinds = inspectable(of), ", ".join(KINDS)
     refusal = f"split: got {experiment.split}, allowed is one of {kinds}: its layers send nothing"
     require(experiment.split.kind in KINDS, refusal)
     ranks = spmd(probed, "sent", plain(experiment), workers=experiment.workers, world="simulated")

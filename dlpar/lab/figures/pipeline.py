@@ -16,7 +16,7 @@ from dlpar.config.split import SCHEDULES as TRAITS
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, gantt, listed, require, stacked
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, gantt, require, single, stacked
 from dlpar.lab.labels import labels
 from dlpar.memory import bytes_of, model_state
 from dlpar.split.mesh import coordinates, sizes_of
@@ -75,9 +75,8 @@ def passes(bars: Iterable[Bar]) -> list[Bar]:
     return [bar for bar in bars if bar.kind in PASSES]
 
 
-def window(bars: Iterable[Bar]) -> tuple[float, float]:
+def window(bars: list[Bar]) -> tuple[float, float]:
     """Return the start of the first bar and the end of the last bar."""
-    bars = list(bars)
     return min(bar.start for bar in bars), max(bar.end for bar in bars)
 
 
@@ -186,6 +185,7 @@ def pipeline(run: Run) -> Figure:
     ValueError
         If the run is split in another way, or has no spans.
     """
+    run = single(run)
     experiment, cut = run.experiment, run.experiment.split
     fine = cut.kind in ("pipeline", "hybrid") and stages_of(experiment) > 1
     require(fine, f"run {run.id}: got split {cut}, allowed are two or more stages of a pipeline or hybrid")
@@ -414,7 +414,7 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     ValueError
         If a run has no record of memory.
     """
-    runs = listed(runs)
+    runs = finished(runs, titles)
     held = [_last(run, "memory") for run in runs]
     for run, of_run in zip(runs, held):
         allowed = "allowed is a run whose ranks compute with numbers"

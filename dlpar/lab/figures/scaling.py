@@ -53,20 +53,17 @@ def scaling(
     JobFailed
         If a run fails. The others are run first.
     """
-    experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
-    require(len(experiments) > 0, "experiments: got none, allowed is one or more")
-    counts = sorted(set(workers))
-    require(len(counts) > 1, f"workers: got {list(workers)}, allowed are two numbers or more")
-    wanted = [experiment.replace(workers=n) for experiment in experiments for n in counts]
+    experiments = listed(experiments, Experiment, "experiments")
+    require(len(set(workers)) > 1, f"workers: got {list(workers)}, allowed are two numbers or more")
+    wanted = [experiment.replace(workers=n) for experiment in experiments for n in sorted(set(workers))]
     names = curve_names(wanted)
     twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
     everything = [*wanted, *(experiment for experiment, _ in twins)]
     for experiment in everything:
         check_machine(experiment)
     outcomes = all_done(everything, jobs, _progress(len(everything)))
-    own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
-    drawn = curves(own, names, predicted)
-    return draw([*drawn, *curves(beside, [name for _, name in twins], predicted=False)])
+    drawn = curves(outcomes[: len(wanted)], names, predicted)
+    return draw([*drawn, *curves(outcomes[len(wanted) :], [name for _, name in twins], predicted=False)])
 
 
 def twin(experiment: Experiment) -> Experiment | None:
@@ -233,8 +230,7 @@ def draw(drawn: Sequence[Curve]) -> Figure:
         If no curve has two numbers of workers.
     """
     drawn = [curve for curve in drawn if len(curve.points) > 1]
-    got = "got no two numbers of workers of one kind"
-    require(len(drawn) > 0, f"outcomes: {got}, allowed are two or more")
+    require(len(drawn) > 0, "outcomes: got no two numbers of workers of one kind, allowed are two or more")
     workers, base = sorted({p.workers for c in drawn for p in c.points}), min(c.base for c in drawn)
     figure = blank(470, **_layout(drawn, workers, base))
     right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}

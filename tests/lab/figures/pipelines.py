@@ -54,13 +54,17 @@ def run_of(bars, schedule="1f1b", chunks=2, facts=None, world="real", **split):
     return Run(folder)
 
 
-def run_ending_at(steps, microbatches=4, **records) -> Run:
-    """A run of two stages whose steps end at these seconds; facts of a rank's last step as ``rank0={...}``."""
-    split = {"kind": "pipeline", "microbatches": microbatches}
-    folder = new_folder(Experiment(workers=2, steps=len(steps), model=MLP3, split=split))
-    for rank in range(2):
-        facts = {"samples": 8 * rank, "loss": 1.0, "bytes": 0, "spans": []}
-        lines = [{"k": "step", "step": n, "t": t, **facts} for n, t in enumerate(steps)]
-        lines[-1].update(records.get(f"rank{rank}", {}))
+def run_ending_at(steps, microbatches=4) -> Run:
+    """A run of two stages whose steps end at these seconds."""
+    return run_with(steps, [{}, {}], split={"kind": "pipeline", "microbatches": microbatches})
+
+
+def run_with(steps, facts, **fields) -> Run:
+    """A run of as many ranks as there are facts, which each rank's last step has, ending at these seconds."""
+    folder = new_folder(Experiment(workers=len(facts), steps=len(steps), model=MLP3, **fields))
+    for rank, own in enumerate(facts):
+        common = {"samples": 8 * rank, "loss": 1.0, "bytes": 0, "spans": []}
+        lines = [{"k": "step", "step": n, "t": t, **common} for n, t in enumerate(steps)]
+        lines[-1].update(own)
         (folder / f"rank-{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Run(folder)

@@ -13,7 +13,7 @@ from dlpar.lab import figures
 from dlpar.split.schedules import SCHEDULES
 from dlpar.theory import bubble
 from dlpar.theory.pipeline import Stuck, timeline
-from lab.figures.pipelines import MLP3, NAMES, run_ending_at, run_of
+from lab.figures.pipelines import MLP3, NAMES, run_ending_at, run_of, run_with
 from lab.folders import new_folder
 
 
@@ -194,20 +194,22 @@ def test_memory_is_stacked_by_kind_and_the_micro_batches_in_flight_are_said():
 def test_memory_of_sharded_runs_stands_beside_the_closed_form():
     runs = []
     for zero, parts in ((0, 1), (3, 2)):
-        experiment = Experiment(workers=2, model=MLP3, split={"kind": "data", "zero": zero}, optimizer="adam")
-        folder, n = new_folder(experiment), 3010 * 4 // parts
+        n = 3010 * 4 // parts
         held = {"weights": n, "gradients": n, "optimizer": 2 * n, "activations": 100, "gathered": 50}
-        for rank in range(2):
-            (folder / f"rank-{rank}.jsonl").write_text(
-                json.dumps({"k": "step", "step": 0, "memory": held}) + "\n"
-            )
-        runs.append(Run(folder))
+        split = {"kind": "data", "zero": zero}
+        runs.append(run_with([1.0], [{"memory": held}] * 2, split=split, optimizer="adam"))
     figure = lab.memory(runs)
     (marks,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert list(marks.x) == pytest.approx([48.16, 24.08])
     assert list(figure.layout.yaxis.ticktext) == ["zero=0", "zero=3"]
     assert list(lab.memory(runs, titles=["whole", "ZeRO 3"]).layout.yaxis.ticktext) == ["whole", "ZeRO 3"]
     assert "differ from the closed form by less than 0.1%" in figures.caption(figure)
+
+
+def test_a_name_too_few_for_several_runs_is_refused():
+    runs = [run_ending_at([1.0]), run_ending_at([2.0])]
+    with pytest.raises(ValueError, match="titles: got 1, allowed is one for each of 2 runs"):
+        lab.memory(runs, ["one"])
 
 
 def test_what_the_stages_of_a_pipeline_hold_over_time_stands_beside_the_bars():
@@ -217,7 +219,9 @@ def test_what_the_stages_of_a_pipeline_hold_over_time_stands_beside_the_bars():
         [[6.5, 5500], [7.5, 4000], [8.5, 5500], [9.5, 4000]],
     )
     one, other = ({"memory": memory, "memory_over_time": points} for points in over_time)
-    figure = lab.memory(run_ending_at([1.0, 5.0, 10.0], 2, rank0=one, rank1=other))
+    figure = lab.memory(
+        run_with([1.0, 5.0, 10.0], [one, other], split={"kind": "pipeline", "microbatches": 2})
+    )
     assert figure.layout.yaxis2.title.text == "held (kB)" and figure.layout.xaxis2.range[1] == 4000
     first, second = (trace for trace in figure.data if trace.yaxis == "y2")
     assert list(first.y) == [5.5, 7.0, 5.5, 4.0] and list(first.x) == [0, 1000, 3000, 4000]
@@ -225,14 +229,12 @@ def test_what_the_stages_of_a_pipeline_hold_over_time_stands_beside_the_bars():
 
 
 def test_memory_over_time_of_any_other_split_stands_beside_the_bars():
-    experiment = Experiment(workers=2, steps=3, model=MLP3)
-    folder, n = new_folder(experiment), 3010 * 4
+    n, facts = 3010 * 4, []
     memory = {"weights": n, "gradients": n, "optimizer": 0, "activations": 1000, "gathered": 0}
     for rank in range(2):
         over_time = [[2.0 + rank, 2 * n], [2.5 + rank, 2 * n + 1000], [3.0 + rank, 2 * n]]
-        record = {"k": "step", "step": 2, "memory": memory, "memory_over_time": over_time}
-        (folder / f"rank-{rank}.jsonl").write_text(json.dumps(record) + "\n")
-    figure = lab.memory(Run(folder))
+        facts.append({"memory": memory, "memory_over_time": over_time})
+    figure = lab.memory(run_with([1.0, 2.0, 4.0], facts))
     lines = [trace for trace in figure.data if trace.yaxis == "y2"]
     assert figure.layout.yaxis2.title.text == "held (kB)" and "yaxis3" not in figure.layout
     assert [list(line.x) for line in lines] == [[0, 500, 1000], [1000, 1500, 2000]]

@@ -259,7 +259,7 @@ def test_all_ranks_are_drawn_in_whatever_order_their_records_come():
     [
         (lambda runs: lab.lanes(runs["ring"]), "allowed is ps or hogwild"),
         (lambda runs: lab.lanes([runs["asp"], runs["ssp"]]), "run: got 2 runs, allowed is one"),
-        (lambda runs: lab.lanes("asp"), "runs: got 'a', allowed is a run or several"),
+        (lambda runs: lab.lanes("asp"), "runs: got 'asp', allowed is one Run or several"),
     ],
 )
 def test_lanes_that_cannot_be_drawn_are_refused_in_a_sentence(runs, ask, complaint):
