@@ -100,8 +100,8 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
     """Count the floating-point operations of one sample's forward and backward pass.
 
     Matrix products and convolutions count, with two operations per multiply-add.  The backward pass counts
-    twice, because it computes two products for each forward product. Each weight's own count is stored in its
-    attribute ``flops``.
+    twice, because it computes two products for each forward product.  As usual, this also counts for the first layer,
+    although nobody needs the gradient of its input. Each weight's own count is stored in its attribute ``flops``.
 
     Parameters
     ----------

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 class Replica:
     """One rank's flat copy of the model.
 
+    Each step begins with :meth:`begin`, and ends with :meth:`collect` or :meth:`descend`. An optimizer's
+    ``zero_grad()`` would separate the gradients from the flat vector.
+
     A replica that sends its gradient after the backward pass exposes the whole message:
 
+    >>> replica.begin()
     >>> loss.backward()
+    >>> replica.collect()
     >>> ring_allreduce(comm, replica.gradient)
 
     With buckets, messages overlap the backward pass (:meth:`when_ready`), and only the last one may be
@@ -32,6 +37,7 @@ class Replica:
 
     >>> replica.cut(bucket_bytes=1e6)
     >>> replica.when_ready(lambda bucket: under_way.append(comm.start(ring_allreduce, replica.buckets[bucket])))
+    >>> replica.begin()
     >>> loss.backward()
     >>> for request in under_way:
     ...     request.wait()
@@ -39,7 +45,8 @@ class Replica:
     Parameters
     ----------
     model : nn.Module
-        Its parameters become views into the flat vectors, with the same shapes.
+        Its parameters become views into the flat vectors, with the same shapes. At least one is trained, and all that
+        are have one floating type. With buckets, each step uses all of them.
     comm : Comm, optional
         Its device holds the vectors; default: the CPU of a single process.
     agree : callable, optional

@@ -28,14 +28,21 @@ EVALUATED = 2000
 def train(
     comm: Comm, experiment: Experiment, record: Recorder, keeper: Keeper | None = None
 ) -> torch.nn.Module:
-    """Train this rank's part of a replica, and return its part of the model."""
+    """Train this rank's part of a replica.
+
+    Returns
+    -------
+    torch.nn.Module
+        The network that this rank built, or what its split has left of it. With a data split up to ZeRO 2, or a
+        spatial split without tiles, this is the trained network. Other splits move layers, or train copies.
+    """
     keeper = keeper or Keeper()
     # 1. The seed gives every rank the same data, model and batches.
-    seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    once = comm.world.once
-    dataset = once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
+    seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), experiment.to_json()
+    once, read = comm.world.once, lambda: load(experiment.data, seed, dtype, experiment.model.name)
+    dataset = once(f"data of {key}", read).to(comm.device)
     replicas, size = experiment.of_replicas(), len(dataset.train_x)
-    sampler = once("batches", lambda: Sampler(replicas, dataset.train_y, size, comm.device))
+    sampler = once(f"batches of {key}", lambda: Sampler(replicas, dataset.train_y, size, comm.device))
     model = comm.world.build(lambda: models.build(experiment, dataset, draws=comm.world.computes))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)

@@ -23,7 +23,7 @@ class Model(Part):
     name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field("mlp", title="model")
     """Network to train."""
     width: Annotated[int, Only("model.name", "mlp", "cnn", "transformer")] = Field(256, ge=1, le=8192)
-    """Hidden units; 8 times the channels of a cnn; embedding size of a transformer."""
+    """Hidden units; 8 times the channels of a cnn, which has at least 4; embedding size of a transformer."""
     depth: Annotated[int, Only("model.name", "mlp", "cnn", "transformer")] = Field(2, ge=1, le=64)
     """Hidden layers, convolution layers or transformer blocks."""
     heads: Annotated[int, Only("model.name", "transformer")] = Field(4, ge=1, le=64)

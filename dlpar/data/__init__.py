@@ -184,8 +184,7 @@ def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values = pixels.astype(np.float32)
     mean = values.mean(axis=(0, 2, 3), dtype=np.float64)
     deviation = values.std(axis=(0, 2, 3), dtype=np.float64)
-    cap = max(1.0, np.sqrt(pixels[0].size / 256))
-    scale = np.where(deviation > 0, deviation, 1.0) * cap
+    scale = np.where(deviation > 0, deviation, 1.0) * max(1.0, np.sqrt(pixels[0].size / 256))
     return mean[:, None, None], scale[:, None, None]
 
 

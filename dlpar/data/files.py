@@ -142,13 +142,14 @@ def _cifar_batch(path: Path) -> Images:
         with path.open("rb") as file:
             content = _Arrays(file, encoding="bytes").load()
         pixels = np.asarray(content[b"data"])
-        numbers = np.asarray(content[b"labels"], dtype=np.int64)
+        numbers = np.asarray(content[b"labels"])
     except Exception as error:  # a damaged pickle may raise nearly any error
         raise BadData(f"{path} is truncated or corrupt: {error or type(error).__name__}") from None
-    if pixels.dtype != np.uint8 or pixels.shape != (len(numbers), 3072):
+    fine = numbers.ndim == 1 and numbers.dtype.kind in "iu" and pixels.dtype == np.uint8
+    if not fine or pixels.shape != (len(numbers), 3072):
         raise BadData(
-            f"{path} is corrupt: {len(numbers)} labels with {pixels.dtype} data of shape {pixels.shape}, "
-            "expected are rows of 3072 bytes, one a label"
+            f"{path} is corrupt: {numbers.dtype} labels of shape {numbers.shape} with {pixels.dtype} data of shape "
+            f"{pixels.shape}, expected are rows of 3072 bytes (uint8), and one whole number a row"
         )
     return pixels.reshape(-1, 3, 32, 32), _labels(numbers, path)
 

@@ -102,8 +102,7 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
     if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:
         got = f"split.partition: got {how!r} for {parts} parts"
         raise ValueError(f"{got}, allowed is a cut of {len(costs)} layers")
-    ends = list(accumulate(counts))
-    return [range(end - count, end) for count, end in zip(counts, ends)]
+    return [range(end - count, end) for count, end in zip(counts, accumulate(counts))]
 
 
 def _most_even(costs: Sequence[float], parts: int) -> list[int]:

@@ -106,8 +106,7 @@ class PipelineSplit(Split):
         """Yield a step's actions, each with its successor."""
         # With a flush all steps share one list of actions, and its last action has no successor.
         actions = self.steps[step % len(self.steps)]
-        following = [each[0] for each in self.steps[step + 1 : step + 2]]
-        return zip(actions, [*actions[1:], *following, None])
+        return zip(actions, [*actions[1:], *(each[0] for each in self.steps[step + 1 : step + 2]), None])
 
     def _forward_pass(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
@@ -156,8 +155,7 @@ class PipelineSplit(Split):
         boundary = self.chunks[action.chunk].takes[action.kind]
         if boundary is None:
             return
-        shape = (len(self._samples(action)[1]), *boundary)
-        room = self.comm.empty(shape, self.task.activation_dtype)
+        room = self.comm.empty((len(self._samples(action)[1]), *boundary), self.task.activation_dtype)
         group, source, tag = self.stage.channel(action.kind, -DIRECTION[action.kind], self._tag(action))
         self._coming[action] = group.irecv(room, source, tag), room
 

@@ -51,8 +51,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
     arXiv 1806.03377).
     """
     # Warm-up: one forward pass for each stage that follows.
-    ahead = min(stages - 1 - stage, microbatches)
-    return in_turns(_all("F", microbatches), _all("B", microbatches), ahead)
+    return in_turns(_all("F", microbatches), _all("B", microbatches), min(stages - 1 - stage, microbatches))
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:

@@ -127,7 +127,7 @@ def cut_images(
     Parameters
     ----------
     model : nn.Sequential
-        Convolutions, poolings and ReLUs; then ``nn.Flatten()``, and layers that need whole images.
+        Convolutions, poolings and ReLUs; then ``nn.Flatten()``, and layers for whole images.
     mesh : Mesh
         The ranks that hold the pieces, with the axes ``rows`` and ``columns``.
     height, width : int
@@ -140,7 +140,7 @@ def cut_images(
     Raises
     ------
     ValueError
-        If a layer needs more than a piece and a halo, or if pieces are too small for a layer.
+        If a layer needs more than a piece and a halo, if pieces are too small for a layer, or without a Flatten.
     """
     layers, whole, in_pieces = OrderedDict[str, Any](), TensorGroup(mesh.comm), True
     down, across = (mesh.sizes["rows"], mesh.sizes["columns"]) if alone else (1, 1)
@@ -148,7 +148,7 @@ def cut_images(
     for name, layer in model.named_children():
         if isinstance(layer, nn.Flatten):
             layers[name], in_pieces = Gather(mesh, down * height, across * width, pause), False
-        elif isinstance(layer, nn.ReLU):
+        elif isinstance(layer, nn.ReLU) or not (in_pieces or getattr(layer, "weight", None) is not None):
             layers[name] = layer
         elif in_pieces:
             layers[name] = cut = Windowed(layer, alone or mesh, height, width, pause)
@@ -156,6 +156,8 @@ def cut_images(
         else:
             layers[name] = own = copy.copy(layer)  # every rank computes it for whole images
             own.forward = partial(product, layer, group=whole)
+    if in_pieces:
+        raise ValueError("model: got no Flatten, allowed is one after the layers for pieces of images")
     return nn.Sequential(layers)
 
 
@@ -297,8 +299,7 @@ class Windowed(nn.Module):
 
     def _reads(self, block: Region) -> tuple:
         """Return the index of the inputs that a block of outputs reads."""
-        reads = tuple(window.reads(axis) for window, axis in zip(self.windows, block))
-        return index(reads, self.halo.reads)
+        return index(tuple(window.reads(axis) for window, axis in zip(self.windows, block)), self.halo.reads)
 
     def _flops(self, blocks: list[Region]) -> int:
         """Count the FLOPs of these blocks. Each weight is used once for every sample and position."""

@@ -175,12 +175,15 @@ def run(
     ------
     ValueError
         If a name is repeated, a task precedes its input, a part does not exist, or there is a driver but no worker.
+    RuntimeError
+        If a result has another number of elements than its task's size.
     """
     first = int(driver is not None)
     if comm.size <= first:
         raise ValueError(f"comm: got {comm.size} rank, allowed with a driver is at least 2")
     # The world keeps the graph, so that no other gets its id.
-    _, rank_of, consumers, tags = comm.world.once(f"cut {id(graph)}", partial(_cut, graph, comm.size, first))
+    key = f"cut {id(graph)} {len(graph)}"
+    _, rank_of, consumers, tags = comm.world.once(key, partial(_cut, graph, comm.size, first))
     if driver is not None and comm.rank == 0:
         _drive(comm, graph, rank_of, driver, dtype)
         return {}
@@ -198,7 +201,7 @@ def run(
                 inputs.append(comm.empty(each.length(by_name[each.task].size), dtype))
                 comm.recv(inputs[-1], rank_of[each.task], tags[name, place])
         result = results[name] = comm.empty(task.size, dtype)
-        comm.compute(lambda: result.copy_(task.work(*inputs).reshape(-1)), cost=task.cost)
+        comm.compute(lambda: result.copy_(task.work(*inputs).reshape(task.size)), cost=task.cost)
         for consumer, place in consumers[name]:
             if rank_of[consumer] != comm.rank:
                 part = by_name[consumer].inputs[place].of(result)

@@ -66,6 +66,10 @@ class TensorSplit(LayerwiseSplit):
         release(self.task.model)
 
 
+ELEMENTWISE = nn.Linear, nn.Conv2d, nn.Flatten, nn.ReLU, nn.GELU, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d
+"""Layers that may follow a layer cut by outputs: those that end the pieces, or act on each element or channel."""
+
+
 def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
     """Return this rank's piece of a model or of some layers. Inputs and outputs are those of whole layers.
 
@@ -90,8 +94,13 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
     -----
     t must divide the width and the heads of a block, and the channels of a convolution. It must also divide
     the outputs of a linear layer that another layer follows. The numbers of characters and classes can have
-    any value. Between a layer cut by outputs and the next linear layer or convolution, only layers may stand that
-    act on each element or channel by itself, such as ReLU.
+    any value. Between a layer cut by outputs and the next linear layer or convolution, only layers of
+    :data:`ELEMENTWISE` may stand.
+
+    Raises
+    ------
+    ValueError
+        If there is another layer, a convolution with groups, or a dropout, which would differ between copies.
     """
     layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
@@ -99,6 +108,9 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
     pieces: int | None = None
     children = list(model.named_children())
     for place, (name, layer) in enumerate(children):
+        between = pieces is None or isinstance(layer, ELEMENTWISE)
+        if not between or getattr(layer, "groups", 1) > 1 or getattr(layer, "p", 0) > 0:
+            raise ValueError(f"model: got {layer}, allowed here is a layer that can be cut, or copied")
         if isinstance(layer, nn.Linear) and redundancy and place < len(children) - 1:
             layers[name] = Overlapping(piece_of(layer, group, 0), group, redundancy)
         elif isinstance(layer, (nn.Linear, nn.Conv2d)) and pieces is None:
@@ -286,8 +298,8 @@ class Gathered(nn.Module):
         self.group, self.total = group, total
 
     def forward(self, x: Tensor) -> Tensor:
-        total = self.total or x.shape[1] * self.group.size  # after Flatten, whose pieces are equal
-        return gathered(x, self.group, total, dim=1)
+        # After Flatten, pieces are equal.
+        return gathered(x, self.group, self.total or x.shape[1] * self.group.size, dim=1)
 
 
 class Overlapping(nn.Module):

@@ -143,7 +143,7 @@ class Neighbours(InStep):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         e = experiment
-        graph = comm.world.once("graph", lambda: neighbours(e.sync, e.workers, e.seed))
+        graph = comm.world.once(f"graph of {e.to_json()}", lambda: neighbours(e.sync, e.workers, e.seed))
         self.share = metropolis(graph, comm.rank)
         self.peers = in_turn(graph[comm.rank], comm)
         size, dtype = len(replica.weights), replica.weights.dtype
@@ -250,8 +250,8 @@ class Pairwise(Gossip):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.tickets = Tickets(experiment, comm)
-        sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
-        active, kept = comm.world.once("partners", lambda: partners(neighbours(sync, workers, seed)))
+        made = lambda: partners(neighbours(experiment.sync, experiment.workers, experiment.seed))
+        active, kept = comm.world.once(f"partners of {experiment.to_json()}", made)
         self.active, self.partners = comm.rank in active, kept[comm.rank]
         self.weights, self.guard = replica.weights.clone(), comm.world.lock()
         self.mine, self.theirs = (comm.packet(len(self.weights), self.weights.dtype) for _ in range(2))
@@ -355,10 +355,10 @@ class PushSum(Gossip):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        e, once = experiment, comm.world.once
-        graph = once("graph", lambda: receivers(e.sync, e.workers, e.seed))
+        e, once, key = experiment, comm.world.once, experiment.to_json()
+        graph = once(f"graph of {key}", lambda: receivers(e.sync, e.workers, e.seed))
         self.to = in_turn(graph[comm.rank], comm)
-        self.sources = in_turn(once("senders", lambda: senders(graph))[comm.rank], comm)
+        self.sources = in_turn(once(f"senders of {key}", lambda: senders(graph))[comm.rank], comm)
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
         # The push weight is an additional element of the message with the same arithmetic.

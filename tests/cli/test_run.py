@@ -10,6 +10,7 @@ import time
 
 import pytest
 from conftest import eventually
+from image_files import write_mnist
 
 import dlpar
 from cli.program import KEYS, PROGRAM, left_of, newest, program
@@ -146,6 +147,15 @@ def test_a_run_finds_its_files_from_any_folder(tmp_path, monkeypatch):
     assert run.experiment.cluster.platform == str(tmp_path / "one" / "mine.toml")
     pace = run.curve["samples_per_s"]
     assert pace[25] == pytest.approx(pace[5], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_folder_that_the_environment_named(tmp_path, monkeypatch):
+    """It would be resumed on the data of another one: mnist and its like have the same file names."""
+    write_mnist(tmp_path)
+    monkeypatch.setenv("DLPAR_DATA", str(tmp_path))
+    done = program("run", "--workers", "1", "--data", "mnist", "--steps", "2", "--batch", "8", "--json")
+    assert Run(json.loads(done.stdout)["run"]).experiment.data.folder == str(tmp_path)
 
 
 @pytest.mark.slow

@@ -137,8 +137,11 @@ def batch_of(rows: np.ndarray, labels: list[int]) -> bytes:
         (batch_of(ROWS, [0] * 4)[:-100], "data_batch_3 is truncated or corrupt"),
         (pickle.dumps([1, 2]), "data_batch_3 is truncated or corrupt"),
         (pickle.dumps({b"data": ROWS}), "data_batch_3 is truncated or corrupt: b'labels'"),
-        (batch_of(ROWS, [0] * 3), r"3 labels with uint8 data of shape \(4, 3072\)"),
-        (batch_of(ROWS * 1.0, [0] * 4), "4 labels with float64 data"),
+        (batch_of(ROWS, [0] * 3), r"labels of shape \(3,\) with uint8 data of shape \(4, 3072\)"),
+        (batch_of(ROWS * 1.0, [0] * 4), r"labels of shape \(4,\) with float64 data"),
+        (batch_of(ROWS, [[0]] * 4), r"int64 labels of shape \(4, 1\) .*, and one whole number a row"),
+        (batch_of(ROWS, np.eye(4, 10)), r"float64 labels of shape \(4, 10\)"),
+        (batch_of(ROWS, [0.7] * 4), r"float64 labels of shape \(4,\)"),
         (batch_of(ROWS, [0, 1, 2, -1]), "a label is -1"),
     ],
 )

@@ -210,3 +210,21 @@ def test_an_experiment_allows_as_many_pieces_as_the_network_it_builds(data, size
             return False
 
     assert works(largest) and not works(largest + 1)
+
+
+@pytest.mark.parametrize("after", [[nn.Dropout(0.0), nn.Linear(256, 3)], [nn.Linear(256, 3), nn.Softmax(1)]])
+def test_whole_images_may_be_followed_by_any_layers(after):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), *after)
+    x = torch.randn(2, 1, 8, 8)
+
+    def program(comm) -> torch.Tensor:
+        rows = slice(4 * comm.rank, 4 * comm.rank + 4)
+        return cut_images(model, Mesh(comm, {"rows": 2, "columns": 1}), 8, 8)(x[:, :, rows])
+
+    for found in run(program, 2):
+        torch.testing.assert_close(found, model(x))
+
+
+def test_images_that_never_become_whole_are_refused():
+    with pytest.raises(ValueError, match="^model: got no Flatten, allowed is one after"):
+        run(lambda comm: cut_images(nn.Sequential(nn.ReLU()), Mesh(comm, {"rows": 2, "columns": 1}), 8, 8), 2)

@@ -199,3 +199,20 @@ def test_graphs_one_after_the_other_in_a_world_are_not_taken_for_each_other():
 
     found = sorted(number for own in on_ranks(program, 2) for number in own)
     assert found == sorted(float(sum(i + k for i in range(3 + k % 2))) for k in range(6))
+
+
+def test_a_graph_that_has_grown_is_cut_again():
+    def program(comm) -> list[list[str]]:
+        grown = list(graph)
+        first = sorted(run(comm, grown))
+        grown.append(Task("y", torch.neg, 4, (From("x"),)))
+        return [first, sorted(run(comm, grown))]
+
+    graph = [Task("x", partial(torch.ones, 4), 4)]
+    assert on_ranks(program, 1) == [[["x"], ["x", "y"]]]
+
+
+def test_a_result_of_another_size_than_its_task_s_is_an_error():
+    total = [Task("x", partial(torch.ones, 4), 4), Task("total", torch.sum, 4, (From("x"),))]
+    with pytest.raises(RuntimeError, match=r"shape '\[4\]' is invalid for input of size 1"):
+        on_ranks(partial(run, graph=total), 1)

@@ -396,5 +396,23 @@ def test_what_a_tensor_split_cannot_do_is_refused_in_one_sentence(fields, senten
     assert str(refused.value) == sentence
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)],
+        [nn.Linear(8, 6), nn.PReLU(6), nn.Linear(6, 4)],
+        [nn.Linear(8, 6), nn.Softmax(1), nn.Linear(6, 4)],
+        [nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4), nn.Dropout(0.5)],
+        [nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 4, 3)],
+    ],
+    ids=lambda layers: type(layers[1]).__name__,
+)
+def test_layers_that_would_be_wrong_in_pieces_are_refused(layers):
+    with pytest.raises(
+        ValueError, match=r"^model: got .*\), allowed here is a layer that can be cut, or copied$"
+    ):
+        run(lambda comm: cut_layers(nn.Sequential(*layers), TensorGroup(comm)), 2)
+
+
 def test_one_rank_has_nothing_to_cut():
     same_as_alone("transformer", workers=2, split={"kind": "tensor", "tensor": 1})

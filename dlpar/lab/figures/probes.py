@@ -85,7 +85,7 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 
 def prepared(comm: Comm, experiment: Experiment) -> Task:
     """Prepare the task of a split as training does, but without records."""
-    seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), repr(experiment)
+    seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), experiment.to_json()
     read = lambda: load(experiment.data, seed, dtype, experiment.model.name)
     dataset = comm.world.once(f"data of {key}", read)
     draw = lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))

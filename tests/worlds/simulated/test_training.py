@@ -223,3 +223,35 @@ def test_overlap_hides_communication_behind_the_backward_pass(tmp_path):
         computed = steps["compute"].iloc[-1]
     communicated = times[False] - computed
     assert max(computed, communicated) < times[True] < times[False] - 0.5 * min(computed, communicated)
+
+
+def test_several_trainings_in_one_job_have_data_batches_and_a_graph_of_their_own():
+    first = dlpar.Experiment(workers=4, steps=3, cluster="simulated")
+    wheel = first.replace(sync={"scheme": "gossip", "topology": "ring"})
+    several = [
+        first,
+        first.replace(seed=1),
+        first.replace(data="diabetes", model="linear"),
+        wheel,
+        wheel.replace(sync={"topology": "complete"}),
+        wheel.replace(sync={"exchange": "push_sum"}),
+        wheel.replace(sync={"exchange": "push_sum", "topology": "complete"}),
+    ]
+
+    def trainings(comm, experiments) -> list[list[tuple]]:
+        from dlpar.comm import Recorder
+        from dlpar.train import train
+
+        class Kept(Recorder):
+            def step(self, step: int, **facts) -> None:
+                steps.append((float(facts["loss"]), facts["messages"], facts["bytes"]))
+
+        found = []
+        for experiment in experiments:
+            steps = []
+            train(comm, experiment, Kept())
+            found.append(steps)
+        return found
+
+    alone = [dlpar.spmd(trainings, [each], world="simulated")[0][0] for each in several]
+    assert dlpar.spmd(trainings, several, world="simulated")[0] == alone
