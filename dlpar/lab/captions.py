@@ -20,9 +20,7 @@ def quantity(value: float) -> str:
     """Format a number with three significant digits: 12,300, 0.0312, 4.5."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "infinite"
-    if abs(value) >= 999.5:
-        return f"{float(f'{value:.3g}'):,.0f}"
-    return f"{value:.3g}"
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

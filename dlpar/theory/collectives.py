@@ -161,8 +161,7 @@ def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
     # Folding ranks begin later. So at their ports messages of later rounds, a quarter of the tensor or somewhat
     # more, may overtake a message for which all ranks wait.
     folded = 2 * link.seconds(nbytes) + add + nbytes / 4 / link.bandwidth if n > p else 0.0
-    halves = sum(link.seconds(nbytes / 2**i) for i in range(1, rounds + 1))
-    return folded + 2 * halves + (p - 1) / p * add
+    return folded + 2 * sum(link.seconds(nbytes / 2**i) for i in range(1, rounds + 1)) + (p - 1) / p * add
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:

@@ -21,22 +21,30 @@ def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
     Parameters
     ----------
     experiment : Experiment
-        Its ``sync`` is gossip.
+        Its ``sync`` is gossip. Of a cut model, the replicas of each part average.
     curvature : float, default 0
         h, if gradients are h x, as for one quadratic loss on all workers.  0: averaging without gradients.
 
     Returns
     -------
     float
-        From 0 (replicas agree after one step) to 1 (they never agree).  With neighbours, |λ₂| of the mixing
-        matrix; with push-sum, |λ₂| of the matrix of shares.  With random peers, the root of the second
-        eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which for k distinct peers is (N - k
-        - 1) / ((k + 1)(N - 1)).  Pairwise, the root of the factor of the expected square, if every active
-        worker averages once per step.  On a busy machine, averages take longer than steps.  With one peer, the
+        From 0 (replicas agree after one step) to 1 (they never agree), or more, if gradients drive them apart.
+        With neighbours, |λ₂| of the mixing matrix; with push-sum, |λ₂| of the matrix of shares.  With random
+        peers, the root of the second eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which for
+        k distinct peers is (N - k - 1) / ((k + 1)(N - 1)).  Pairwise, the root of the factor of the expected
+        square, if every active worker averages once per step; averages may take longer.  With one peer, the
         mean factor of the steps of a cycle, 0 if N is a power of two.  If workers adapt and then combine,
         gradients multiply the factor by 1 - lr h.  If they combine and then adapt, gradients subtract lr h from
         each eigenvalue λ (Sayed 2014, sections 7.1 and 7.2).
+
+    Raises
+    ------
+    ValueError
+        If replicas average with nobody in particular, or not in each step.
     """
+    experiment = experiment.of_replicas()
+    if not hasattr(experiment.sync, "exchange") or experiment.averaging.method != "none":
+        raise ValueError(f"sync: got {experiment.sync}, allowed is gossip in each step, without averaging")
     moved = experiment.lr * curvature
     if experiment.workers == 1:
         return 0.0

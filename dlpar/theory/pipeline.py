@@ -25,10 +25,11 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     gpipe, 1f1b      (p - 1) / m            Narayanan et al., arXiv 2104.04473, 2.2.1
     interleaved      (p - 1) / (v m)        Narayanan et al., arXiv 2104.04473, 2.2.2
     zb-h1, m >= p    (p - 1) / (3 m)        Qi et al., arXiv 2401.10241, table 2
-    zb-h2            0                      Qi et al., arXiv 2401.10241, table 2
+    zb-h2, m > 2p-2  0                      Qi et al., arXiv 2401.10241, table 2
     ===============  =====================  ===========================================
 
-    Stages are equal and messages take no time.  The zero-bubble schedules cut the backward pass in two, for
+    Stages are equal and messages take no time.  With fewer micro-batches, zb-h1 waits for the first gradient, and zb-h2
+    at least so long.  The zero-bubble schedules cut the backward pass in two, for
     inputs and for weights, each as long as the forward pass.  H1 needs as much memory as 1f1b, and H2 needs
     up to twice as much.
 
@@ -47,8 +48,9 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
         If the name is none of these, or a number is not allowed.
     """
     _check(BUBBLES, schedule, stages, microbatches, chunks)
-    share, h1 = (stages - 1) / microbatches, max(stages - 1, 2 * stages - 1 - microbatches) / 3 / microbatches
-    return {"interleaved": share / chunks, "zb-h1": h1, "zb-h2": 0.0}.get(schedule, share)
+    share, late = (stages - 1) / microbatches, (2 * stages - 1 - microbatches) / 3 / microbatches
+    forms = {"interleaved": share / chunks, "zb-h1": max(share / 3, late), "zb-h2": max(0.0, late)}
+    return forms.get(schedule, share)
 
 
 class Bar(NamedTuple):

@@ -101,8 +101,7 @@ class Servers:
             Seconds of a worker's step.
         """
         (b, c), n, s, o = self._shards(), self.workers, self.servers, self.link.overhead
-        apart = max(o, c) if self._sends_on() else o + c
-        of_ports = max(c + (n - 1) * apart + s * b, n * b + s * c)
+        of_ports = max(c + (n - 1) * (max(o, c) if self._sends_on() else o + c) + s * b, n * b + s * c)
         of_servers = b + s * c + (n - 1) * (o + self.serving)
         in_turn = compute + 2 * self.link.latency + self.serving + max(of_ports, of_servers)
         waiting = 0.0 if self._sends_on() else n * c - min(o, c)
@@ -127,8 +126,7 @@ class Servers:
         """
         (b, c), o = self._shards(), self.link.overhead
         alone = compute + 2 * self.link.latency + self.servers * b + c + self.serving
-        serving = o + (o if self._sends_on() else max(o, c)) + self.serving
-        return max(alone, self.workers * max(b, c, serving))
+        return max(alone, self.workers * max(b, c, o + (o if self._sends_on() else max(o, c)) + self.serving))
 
     def _shards(self) -> tuple[float, float]:
         """Return b and c, the seconds that a link needs to carry a shard's push and an answer."""

@@ -30,6 +30,19 @@ def test_the_graph_says_how_fast_replicas_agree(workers, sync, factor):
     assert contraction(experiment) == pytest.approx(factor, abs=1e-9)
 
 
+def test_replicas_of_a_cut_model_agree_as_whole_ones_do():
+    whole = Experiment(workers=4, sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,1-2,2-3"})
+    assert contraction(whole.replace(workers=8, split={"kind": "tensor", "tensor": 2})) == contraction(whole) < 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"sync": "gossip", "averaging": "local"}], ids=["a ring all-reduce", "local steps"]
+)
+def test_what_has_no_factor_of_a_step_is_refused(fields):
+    with pytest.raises(ValueError, match="^sync: got .*, allowed is gossip in each step, without averaging$"):
+        contraction(Experiment(workers=4, **fields))
+
+
 @pytest.mark.parametrize("order", ["adapt_then_combine", "combine_then_adapt"])
 @pytest.mark.parametrize("topology, curvature", [("ring", 0.5), ("ring", 4.0), ("star", 1.0), ("grid", 3.0)])
 def test_gradients_of_a_quadratic_loss_shrink_the_distance_by_the_order_of_a_step(order, topology, curvature):

@@ -15,8 +15,10 @@ def test_bubbles_are_those_of_megatron_and_of_zero_bubble():
         for v in (1, 2, 4):
             assert bubble("interleaved", p, m, chunks=v) == (p - 1) / (v * m)
         assert bubble("zb-h1", p, m) == pytest.approx((p - 1) / (3 * m))
-        assert bubble("zb-h2", p, m) == 0
+        assert bubble("zb-h2", p, 2 * p - 1) == 0
     assert bubble("1f1b", 1, 8) == 0
+    # With one micro-batch there is one order.
+    assert bubble("zb-h2", 4, 1) == bubble("zb-h1", 4, 1) == 2 and bubble("zb-h2", 4, 4) == 1 / 4
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])

@@ -114,11 +114,10 @@ class Consensus(Plot):
 def contraction(experiment: Experiment) -> float | None:
     """Return the factor by which mixing alone shrinks the distance per step.
 
-    Return None without a graph or with local steps.
+    Return None without a graph, with local steps, or in pairs, which may need many steps for an average.
     """
-    if not has_peers(experiment.sync) or experiment.averaging.method != "none":
-        return None
-    return theory.contraction(experiment)
+    exchange, averaging = getattr(experiment.sync, "exchange", "pairwise"), experiment.averaging.method
+    return theory.contraction(experiment) if exchange != "pairwise" and averaging == "none" else None
 
 
 def disagreement(experiment: Experiment) -> str:

@@ -354,7 +354,7 @@ def sending(experiment: Experiment) -> Figure:
     Raises
     ------
     ValueError
-        If the experiment is of another kind.
+        If the experiment is of another kind, or its workers are not equally and always fast.
     """
     sync, name = (experiment := experiment_of(experiment)).sync, experiment.cluster.stand_in_for
     wanted = "an overlapped ring, without micro-batches, that stands in for a workload"
@@ -362,6 +362,9 @@ def sending(experiment: Experiment) -> Figure:
     fine = fine and experiment.split.kind == "data" and experiment.split.microbatches == 1
     require(fine, f"experiment: got other than {wanted}, allowed is that")
     charged, platform = workload(name), platform_of(experiment)
+    even = platform.overlap == 1 and not platform.stragglers and platform.timing.kind == "constant"
+    even = even and not platform.device.overhead and experiment.delays == type(experiment.delays)()
+    require(even, "experiment: got workers that are delayed, or slowed by messages; allowed are equal ones")
     computing = 1e3 * platform.device.seconds(experiment.local_batch(0) * charged.flops, charged)
     link = platform.link(same_node=experiment.workers <= platform.devices)
     nbytes = [charged.itemsize * layer.parameters for layer in charged.layers]
@@ -376,22 +379,21 @@ def sending(experiment: Experiment) -> Figure:
     layers, megabytes, ready, begins, ends = zip(*sent)
     lengths = [end - begin for begin, end in zip(begins, ends)]
     most = max(range(len(sent)), key=megabytes.__getitem__)
-    ms, after = [captions.quantity(length) for length in lengths], max(0.0, free - computing)
+    busy, longest = captions.quantity(sum(lengths)), captions.quantity(lengths[most])
     sentence = (
-        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {captions.quantity(sum(lengths))} ms; "
-        f"the largest, {layers[most]} with {captions.quantity(megabytes[most])} MB, for {ms[most]} ms. "
-        f"{captions.quantity(after)} ms of communication come after the backward pass."
+        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {busy} ms; the largest, {layers[most]} "
+        f"with {captions.quantity(megabytes[most])} MB, for {longest} ms. "
+        f"{captions.quantity(max(0.0, free - computing))} ms of communication come after the backward pass."
     )
     title, end = "time since the step began, predicted (ms)", theme.rounded_up(max(computing, free))
     rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
     figure = blank(300, xaxis=theme.axis(title, (0, end)), yaxis=rows, barmode="overlay", bargap=0.25)
-    third = computing / 3
-    gantt(figure, [(0, 0.0, third, "")], **theme.phase_bar("forward"))
-    gantt(figure, [(0, third, 2 * third, "")], **theme.phase_bar("backward"))
-    texts = [f"{layer}: {mb:.3g} MB" for layer, mb in zip(layers, megabytes)]
+    gantt(figure, [(0, 0.0, computing / 3, "")], **theme.phase_bar("forward"))
+    gantt(figure, [(0, computing / 3, 2 / 3 * computing, "")], **theme.phase_bar("backward"))
     own = {"name": "a bucket", "textposition": "none", "hoverinfo": "text"}
     bar = theme.phase_bar("communicate")
     bar["marker"]["line"] = {"width": 2, "color": "#ffffff"}
+    texts = map("{}: {:.3g} MB".format, layers, megabytes)
     gantt(figure, zip([1] * len(sent), begins, lengths, texts), **bar | own)
     figure.add_scatter(x=ready, y=[0.52] * len(sent), **theme.LOOKS["ready"])
     heads = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")

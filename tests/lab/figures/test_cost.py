@@ -141,3 +141,8 @@ def test_the_schedule_ends_when_the_predicted_step_does(name, most):
             figures.sending(experiment.replace(sync=other))
     with pytest.raises(ValueError, match="without micro-batches"):
         figures.sending(experiment.replace(split={"microbatches": 2}))
+    for slowed in ({"cluster": {"platform": presets.HOROVOD}}, {"delays": {"straggler": {1: 2.0}}}):
+        with pytest.raises(
+            ValueError, match="^experiment: got workers that are delayed, or slowed by messages"
+        ):
+            figures.sending(experiment.replace(**slowed))
