@@ -32,7 +32,9 @@ def test_the_graph_says_how_fast_replicas_agree(workers, sync, factor):
 
 def test_replicas_of_a_cut_model_agree_as_whole_ones_do():
     whole = Experiment(workers=4, sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,1-2,2-3"})
-    assert contraction(whole.replace(workers=8, split={"kind": "tensor", "tensor": 2})) == contraction(whole) < 1
+    assert (
+        contraction(whole.replace(workers=8, split={"kind": "tensor", "tensor": 2})) == contraction(whole) < 1
+    )
 
 
 @pytest.mark.parametrize(
