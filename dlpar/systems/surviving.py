@@ -13,7 +13,7 @@ from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, require, stacked
 from dlpar.theory.surviving import goodput as exact
 from dlpar.theory.surviving import young_interval
-from dlpar.worlds.simulated.failures import USEFUL, FailingJob
+from dlpar.worlds.simulated.failures import NEVER, USEFUL, FailingJob
 
 POINTS = 14
 """Number of intervals that are simulated for each job."""
@@ -41,9 +41,10 @@ def goodput(
     Raises
     ------
     ValueError
-        If there is no job.
+        If there is no job, or one never fails.
     """
-    require(len(jobs) > 0, "jobs: got none, allowed is one or more")
+    fails = len(jobs) > 0 and all(job.mtbf < NEVER for job in jobs.values())
+    require(fails, "jobs: got none, or one that never fails, allowed are one or more with an mtbf")
     ends = min(job.step for job in jobs.values()), 2 * min(job.mtbf for job in jobs.values())
     across = theme.log_axis("training between two snapshots (s)", theme.round_numbers(*ends, (1,)), ends=ends)
     figure = blank(450, xaxis=across, yaxis=theme.axis("time spent on steps that count (%)", (0, 100)))

@@ -41,5 +41,7 @@ def test_the_time_of_jobs_is_drawn_by_kind_up_to_all_of_it():
 
 
 def test_no_job_is_refused():
+    with pytest.raises(ValueError, match="jobs: got none, or one that never fails"):
+        lab.goodput({"calm": FailingJob(5.0, snapshot=30.0)})
     with pytest.raises(ValueError, match="jobs: got none"):
         lab.goodput({})

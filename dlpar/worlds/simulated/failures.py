@@ -35,6 +35,9 @@ def goodput(seconds: Mapping[str, float]) -> float | None:
 NEVER = 1e300
 """A time or number that no run reaches."""
 
+MANY = 100_000
+"""Deaths after which a run ends. A job that dies before each step or restart is done never gets further."""
+
 Interval = int | Callable[[float, list[float]], int]
 """Steps between snapshots (0: none), or a policy that returns this number from the time and the past deaths.
 """
@@ -134,26 +137,29 @@ class FailingJob:
     def run(
         self, steps: float = NEVER, most: float = NEVER, seed: int = 0, deaths: Iterable[float] | None = None
     ) -> Survived:
-        """Train until the last step, or until `most` deaths are survived. Failures default to `mtbf`."""
+        """Train until the last step, or until `most` deaths or somewhat more, :data:`MANY` in any case.
+
+        Failures default to `mtbf`.
+        """
         if deaths is None:
             deaths = (n * self.mtbf for n in count(1)) if self.regular else poisson(self.mtbf, seed)
-        return _Life(self, iter(deaths)).live(steps, most)
+        return _Life(self, iter(deaths), most).live(steps)
 
 
 class _Life:
     """One run of a job, processed event by event."""
 
-    def __init__(self, job: FailingJob, deaths: Iterator[float]) -> None:
-        self.job, self.out, self._deaths = job, Survived(), deaths
+    def __init__(self, job: FailingJob, deaths: Iterator[float], most: float) -> None:
+        self.job, self.out, self._deaths, self._most = job, Survived(), deaths, min(most, MANY)
         self._death = next(deaths, NEVER)
         self._back: list[float] = []  # when replicas that died return
         self._kept: Counter[str] = Counter()  # useful time since the last snapshot, which a death may destroy
         self._saved = 0
         self._plan()
 
-    def live(self, steps: float, most: float) -> Survived:
+    def live(self, steps: float) -> Survived:
         job, out = self.job, self.out
-        while out.steps < steps and len(out.deaths) < most and min(self._death, steps) < NEVER:
+        while out.steps < steps and len(out.deaths) < self._most and min(self._death, steps) < NEVER:
             while self._missing() >= job.replicas:  # no replica is left that has the weights
                 self._lose(max(0.0, self._back.pop(0) - out.wall), "restarting")
             self._join()
@@ -248,20 +254,20 @@ class _Life:
         while self._death < self.out.wall:
             self._back.append(self._death + self.job.detecting + self.job.restarting)
             self._count()
-        taken_over = len(self._back) - died > self._missing() - before
-        self._spend("restarting", self.job.joining * taken_over)
+        # Spares have taken over, unless as many are missing as have died.
+        self._spend("restarting", self.job.joining * (len(self._back) - died > self._missing() - before))
 
     def _end(self, kind: str) -> None:
         """End all ranks in a step or a snapshot. Restart them from the last snapshot."""
-        job = self.job
+        detect, restart = self.job.detecting, self.job.restarting
         self._lose(self._death - self.out.wall, kind)
         self._count()
-        while (left := self._death - self.out.wall) < job.detecting + job.restarting:
-            self._spend("detecting", min(left, job.detecting))
-            self._spend("restarting", max(0.0, left - job.detecting))
+        while (left := self._death - self.out.wall) < detect + restart and len(self.out.deaths) < self._most:
+            self._spend("detecting", min(left, detect))
+            self._spend("restarting", max(0.0, left - detect))
             self._count()
-        self._spend("detecting", job.detecting)
-        self._spend("restarting", job.restarting)
+        self._spend("detecting", detect)
+        self._spend("restarting", restart)
         self._plan()
 
     def _lose(self, seconds: float, kind: str) -> None:

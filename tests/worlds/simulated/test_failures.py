@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 
 from dlpar.theory import best_interval, goodput, mtbf_of
+from dlpar.worlds.simulated import failures
 from dlpar.worlds.simulated.failures import LOST, USEFUL, FailingJob, poisson
 
 M = 3.09 * 3600
@@ -164,3 +165,19 @@ def test_16384_gpus_over_twenty_intervals_take_seconds():
 def test_a_job_without_a_step_has_no_goodput():
     life = FailingJob(1.0).run(0)
     assert (life.committed, life.goodput) == (0, None)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        FailingJob(10.9, mtbf=10.0, regular=True, on_death="shrink", replicas=30, restarting=5),
+        FailingJob(5.9, mtbf=10.0, every=1, restarting=300.0),
+    ],
+    ids=["a death in each step", "many in each restart"],
+)
+def test_a_job_that_gets_no_further_ends_after_many_deaths(job, monkeypatch):
+    assert 10 <= len(job.run(steps=100, most=10).deaths) < 13  # some die together
+    monkeypatch.setattr(failures, "MANY", 50)
+    survived = job.run(steps=100)
+    assert survived.steps < 5 and 50 <= len(survived.deaths) < 53
+    assert sum(survived.seconds.values()) == pytest.approx(survived.wall)
