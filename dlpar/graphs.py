@@ -114,8 +114,7 @@ def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
 
 def senders(graph: Graph) -> Graph:
     """Return the senders of each worker in a directed graph."""
-    backwards = ((to, worker) for worker, others in enumerate(graph) for to in others)
-    return _adjacency(_joined(backwards, len(graph), nx.DiGraph))
+    return _adjacency(nx.DiGraph(dict(enumerate(graph))).reverse())
 
 
 def _edges(sync: SyncPart, n: int) -> Edges:
@@ -145,8 +144,7 @@ def grid_shape(workers: int) -> tuple[int, int]:
 
 def components(graph: Graph) -> list[list[int]]:
     """Return the connected components of a graph, each ascending. Directions are ignored."""
-    joined = _joined(((a, b) for a, to in enumerate(graph) for b in to), len(graph))
-    return [sorted(part) for part in nx.connected_components(joined)]
+    return [sorted(part) for part in nx.connected_components(nx.Graph(dict(enumerate(graph))))]
 
 
 def warning(experiment: Experiment) -> str | None:
@@ -176,7 +174,7 @@ def partners(graph: Graph) -> tuple[set[int], Graph]:
         The active workers, and the partners of each worker.  Every worker with a neighbour has a partner.
         Connected workers stay connected.
     """
-    whole = _joined(((a, b) for a, to in enumerate(graph) for b in to), len(graph))
+    whole = nx.Graph(dict(enumerate(graph)))
     if nx.is_bipartite(whole):
         first = {worker for worker, side in nx.bipartite.color(whole).items() if side}
     else:
@@ -194,13 +192,16 @@ def _large_cut(graph: Graph) -> set[int]:
     """
     side, draw = set(range(1, len(graph), 2)), nx.utils.create_py_random_state(0)
     gain = lambda worker: sum(1 if (other in side) == (worker in side) else -1 for other in graph[worker])
+    gains = list(map(gain, range(len(graph))))
     while True:
         workers = list(range(len(graph)))
         draw.shuffle(workers)  # equal moves are drawn
-        best = max(workers, key=gain)
-        if gain(best) <= 0:
+        best = max(workers, key=gains.__getitem__)
+        if gains[best] <= 0:
             return side
         side ^= {best}
+        for worker in (best, *graph[best]):
+            gains[worker] = gain(worker)
 
 
 def _across(graph: nx.Graph, side: set[int]) -> nx.Graph:
@@ -210,11 +211,9 @@ def _across(graph: nx.Graph, side: set[int]) -> nx.Graph:
 
 def _odd_levels(graph: nx.Graph) -> set[int]:
     """Return the workers at an odd distance from the first worker of their component."""
-    odd: set[int] = set()
-    for part in nx.connected_components(graph):
-        distances = nx.single_source_shortest_path_length(graph, min(part))
-        odd |= {worker for worker, distance in distances.items() if distance % 2}
-    return odd
+    starts = map(min, nx.connected_components(graph))
+    levels = (nx.single_source_shortest_path_length(graph, start) for start in starts)
+    return {worker for level in levels for worker, distance in level.items() if distance % 2}
 
 
 def mixing_matrix(graph: Graph) -> np.ndarray:

@@ -119,9 +119,7 @@ class Memory:
                 self.hold(kind, tensor)
         self.held["optimizer"] = optimizer()
         self.peak, self._tracing = dict(self.held), step == WATCHED - 1
-        return saved_tensors_hooks(
-            self._save, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved
-        )
+        return saved_tensors_hooks(lambda tensor: _Saved(self, tensor), lambda saved: saved.tensor)
 
     def facts(self) -> dict[str, Any]:
         """Return the memory facts of a watched step for the step's record.
@@ -134,10 +132,6 @@ class Memory:
         over_time = {"memory_over_time": self.over_time} if self._tracing else {}
         self._tracing = False
         return {"memory": self.peak, **over_time}
-
-    def _save(self, tensor: Tensor) -> Any:
-        """Hold a tensor that autograd saves until autograd frees it, unless it is already counted."""
-        return _Saved(self, tensor)
 
 
 class _Counted:

@@ -49,12 +49,10 @@ def build(experiment: Experiment, dataset: Dataset, draws: bool = True) -> nn.Se
         Named layers in the order of computation, on the CPU, in training mode. From (n, *dataset.shape) to
         (n, classes), for characters to (n, context, classes).
     """
-    layers = {"linear": _linear, "logistic": _linear, "mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[
-        experiment.model.name
-    ]
+    kinds = {"linear": _linear, "logistic": _linear, "mlp": _mlp, "cnn": _cnn, "transformer": _transformer}
     # Layers draw default weights when they are made, but the state of the global generator must not change.
     with torch.random.fork_rng(devices=[]):
-        model = nn.Sequential(OrderedDict(layers(experiment.model, dataset)))
+        model = nn.Sequential(OrderedDict(kinds[experiment.model.name](experiment.model, dataset)))
     if draws:
         _draw(model, experiment.seed, experiment.model, dataset.task)
     return model.to(getattr(torch, experiment.dtype))

@@ -85,11 +85,15 @@ class Replica:
         self._compute = comm.compute if comm else lambda work: work()
         self.marks: list[tuple[float, Callable[[], None]]] = []
         self._parameters = parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
-        first = parameters[0]
+        types = {p.dtype for p in parameters}
+        if len(types) != 1 or not parameters[0].is_floating_point():
+            got = ", ".join(sorted(map(str, types))) or "none"
+            raise ValueError(f"model: got trained parameters of {got}, allowed is one floating type")
+        (dtype,) = types
         sizes = [p.numel() for p in parameters]
         on_gpu = comm is not None and comm.device.type == "cuda"
-        shift = aligned(sizes, first.element_size()) if on_gpu else 0
-        vector = lambda: empty(shift + sum(sizes), dtype=first.dtype)[shift:]
+        shift = aligned(sizes, dtype.itemsize) if on_gpu else 0
+        vector = lambda: empty(shift + sum(sizes), dtype=dtype)[shift:]
         self.weights, self.gradient = vector(), vector().zero_()
         self.collects = on_gpu if self.collects is None else self.collects
         self._compute(self._move_in)

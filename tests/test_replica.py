@@ -149,3 +149,28 @@ def test_micro_batches_share_the_casts_of_weights_and_steps_do_not():
 
     (narrowed,) = run(program, 1)
     assert [narrowed.count(shape) for shape in ((32, 64), (32, 32), (10, 32))] == [4, 8, 4]  # once a step
+
+
+class Mixed(nn.Module):
+    """Two weights of these types."""
+
+    def __init__(self, *dtypes: torch.dtype) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(3, dtype=dtype) for dtype in dtypes)
+
+
+@pytest.mark.parametrize(
+    "model, got",
+    [
+        (nn.ReLU(), "none"),
+        (nn.Linear(2, 2).requires_grad_(False), "none"),
+        (Mixed(torch.float32, torch.float64), "torch.float32, torch.float64"),
+        (Mixed(torch.complex64), "torch.complex64"),
+    ],
+    ids=["no weights", "none is trained", "two types", "complex"],
+)
+def test_a_model_that_no_flat_vector_can_hold_is_refused(model, got):
+    with pytest.raises(
+        ValueError, match=f"^model: got trained parameters of {got}, allowed is one floating type$"
+    ):
+        Replica(model)

@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from dlpar.cli import BadRequest
 from dlpar.config.experiment import Experiment, missing
 from dlpar.config.paths import LARGEST, read_plain
+from dlpar.config.rules import ABSENT, value_at
 from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
 from dlpar.worlds import platforms  # noqa: F401 (adds the rule of platforms)
 
@@ -308,7 +309,7 @@ def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experim
         is_exempt = flag.name == "cluster.threads" or (command == "sweep" and flag.path[0] == "cluster")
         if is_exempt or given.get(flag.parameter) in (None, []):
             continue
-        lacks = [missing(flag.name, partial(_value_at, experiment)) for experiment in experiments]
+        lacks = [missing(flag.name, partial(value_at, experiment)) for experiment in experiments]
         if all(lacks):
             beside, values = lacks[0]
             meant = f"it is meant with {spellings[beside]} {' or '.join(values)}"
@@ -326,8 +327,8 @@ def to_flags(experiment: Experiment) -> list[str]:
     """
     ordinary, words = Experiment(), []
     for flag in flags():
-        value = _value_at(experiment, flag.name, _ABSENT)
-        if value is _ABSENT:
+        value = value_at(experiment, flag.name)
+        if value is ABSENT:
             continue
         part = reduce(getattr, flag.path[:-1], ordinary if flag.is_head else experiment)
         # Kinds may have different defaults of one field.
@@ -338,14 +339,6 @@ def to_flags(experiment: Experiment) -> list[str]:
         else:
             words += [flag.spelling, "" if value is None else written(value)]
     return words
-
-
-_ABSENT = object()
-
-
-def _value_at(experiment: Experiment, path: str, absent: Any = None) -> Any:
-    """Return the value of a field, or `absent` if the part's kind does not have it."""
-    return reduce(lambda part, name: getattr(part, name, absent), path.split("."), experiment)
 
 
 def written(value: Any) -> str:

@@ -43,7 +43,10 @@ def _from_anywhere(experiment: Experiment) -> Experiment:
     given = {n: getattr(experiment.cluster, n) or "" for n in ("platform", "stand_in_for", "hostfile")}
     # Names of platforms and of workloads have neither a slash nor a dot.
     paths = {n: p for n, p in given.items() if os.path.exists(p) and (n == "hostfile" or {*"/."} & {*p})}
-    folder = {"folder": os.path.abspath(f)} if (f := experiment.data.path()) else {}
+    from dlpar.config.parts import FROM_FILES  # imported here, because it loads pydantic
+
+    named = os.environ.get("DLPAR_DATA", "") if experiment.data.name in FROM_FILES else ""
+    folder = {"folder": os.path.abspath(f)} if os.path.exists(f := experiment.data.folder or named) else {}
     return experiment.replace(cluster={n: os.path.abspath(p) for n, p in paths.items()}, data=folder)
 
 

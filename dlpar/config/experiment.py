@@ -106,7 +106,10 @@ class Experiment(FromFile):
     @model_validator(mode="after")
     def _combinations(self) -> Experiment:
         rules.check(self)
-        self.of_replicas()  # all other rules hold for each part of the model
+        try:
+            self.of_replicas()  # all other rules hold for each part of the model
+        except BadExperiment as error:
+            raise BadExperiment(f"{error} (of each part of the model: {self.replicas} replicas)") from None
         return self
 
     @property
@@ -159,13 +162,6 @@ class Experiment(FromFile):
     def itemsize(self) -> int:
         """Bytes of a number of type `dtype`."""
         return 8 if self.dtype == "float64" else 4
-
-    @property
-    def periods(self) -> dict[str, int]:
-        """Steps between exchanges, by the field that sets them. State is complete only at their multiples."""
-        given = {name: getattr(self.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
-        given["period"] = self.averaging.period if self.averaging.method != "none" else 0
-        return {name: every for name, every in given.items() if every}
 
     @property
     def global_batch(self) -> int:

@@ -8,6 +8,7 @@ function (:mod:`dlpar.config.sync`, :mod:`dlpar.config.split`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -120,7 +121,7 @@ def check(e: Experiment) -> None:
 def refuse(e: Experiment, complaints: Iterable[Complaint]) -> None:
     """Raise `BadExperiment` with the first complaint, if there is one."""
     for path, allowed, *given in complaints:
-        value = given[0] if given else _value(e, path)
+        value = given[0] if given else value_at(e, path)
         got = value if given and isinstance(value, str) else shown(value)
         raise BadExperiment(f"{path}: got {got}, allowed {allowed}")
 
@@ -128,34 +129,32 @@ def refuse(e: Experiment, complaints: Iterable[Complaint]) -> None:
 def broken(e: Experiment, rules: Iterable[Rule]) -> Iterator[Complaint]:
     """Find the rules of a table that an experiment breaks."""
     for beside, values, path, allowed, why in rules:
-        given = _value(e, beside)
-        if given is not _ABSENT and given in values:
-            found = _value(e, path)
-            if found is not _ABSENT and found not in allowed:
+        given = value_at(e, beside)
+        if given is not ABSENT and given in values:
+            found = value_at(e, path)
+            if found is not ABSENT and found not in allowed:
                 *more, last = ("nothing" if value is None else str(value) for value in allowed)
                 words = f"{', '.join(more)} or {last}" if more else last
                 other = "other than " if isinstance(allowed, Other) else ""
                 yield path, f"with {_named(e, beside)} is {other}{words}: {why}"
 
 
-_ABSENT = object()
+ABSENT = object()
+"""Value of a field that a part's kind does not have."""
 
 
-def _value(e: Experiment, path: str) -> Any:
-    """Return the value of a field or capability. Return `absent` if the part's kind does not have it."""
-    value: Any = e
-    for name in path.split("."):
-        value = getattr(value, name, _ABSENT)
-    return value
+def value_at(e: Any, path: str) -> Any:
+    """Return the value of a field or capability, or :data:`ABSENT` if the part's kind does not have it."""
+    return reduce(lambda part, name: getattr(part, name, ABSENT), path.split("."), e)
 
 
 def _named(e: Experiment, path: str) -> str:
     """Name a field with its value (``world paced``), or a capability by its part (``sync ring``)."""
     part, _, name = path.rpartition(".")
-    fields = type(_value(e, part) if part else e).model_fields
+    fields = type(value_at(e, part) if part else e).model_fields
     if name not in fields:
         return _named(e, part)
-    word, value = fields[name].title or name, _value(e, path)
+    word, value = fields[name].title or name, value_at(e, path)
     return word if value is True else f"{word} {value}"
 
 
@@ -174,8 +173,11 @@ def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
         yield "model.heads", f"is a divisor of the width {model.width}"
     if averaging.method != "none" and e.steps % averaging.period:
         yield "averaging.period", f"with {e.steps} steps is a divisor of {e.steps}"
-    for name, every in e.periods.items():
-        if e.snapshot.every % every:
+    # State is complete only at multiples of these periods.
+    periods = {name: getattr(e.sync, name, 0) for name in ("push_every", "fetch_every", "group_period")}
+    periods["period"] = averaging.period if averaging.method != "none" else 0
+    for name, every in periods.items():
+        if every and e.snapshot.every % every:
             yield "snapshot.every", f"with {name} {every} is a multiple of {every}"
     if e.deaths.goes_on and not e.sync.survives:
         yield "deaths.on_death", f"with sync {e.sync} is end: its ranks share what one of them holds"

@@ -124,12 +124,6 @@ def load_plugins() -> None:
         importlib.import_module(module)
 
 
-def implementation(part: Part) -> Any:
-    """Import the ``implementation`` that a part names as ``module:name``."""
-    module, _, name = part.implementation.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def kinds(field: FieldInfo) -> list[type[Part]]:
     """Return the kinds of part that a field may hold: none for a plain field, several for a union."""
     annotation = unwrap(field.annotation)

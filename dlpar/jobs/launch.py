@@ -230,6 +230,9 @@ class Job:
         self._wait_ended(timeout)
         if not self.folder.exists():
             raise JobFailed(REMOVED)
+        held = lock(self.folder / "lock", CLEARING)  # if its guardian was killed, others end the ranks
+        if held is not None:
+            os.close(held)
         if self.run.status != "done":
             raise JobFailed(_complaint(self.run))
         return self.run

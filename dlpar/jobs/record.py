@@ -264,11 +264,6 @@ class Recorder(comm.Recorder):
         self._write_done()
         self._file.flush()
 
-    def close(self) -> None:
-        """Close the file."""
-        self._write_done()
-        self._file.close()
-
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         self._file.add({**record, **self._whose}, soon)
 

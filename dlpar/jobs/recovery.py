@@ -151,8 +151,9 @@ def tell(
     parts = keeper.parts if keeper and keeper.is_whole and state and state.own == keeper.own + 1 else {}
     if "part" in parts and (parts["sync"].begun or crew.experiment.sync.sends_gradients):
         # The update that all ranks now have includes this worker's gradient.
-        part, of = parts["part"], crew.experiment.workers - crew.experiment.backup
-        facts = {**parts["sync"].facts(), **record.traffic.take(), "of": of}
+        # A step of free workers that was pushed before the death belongs to a global step with the dead ranks.
+        part, e = parts["part"], (before if crew.experiment.sync.runs_free else crew).experiment
+        facts = {**parts["sync"].facts(), **record.traffic.take(), "of": e.workers - e.backup}
         record.step(keeper.own, loss=part.loss, samples=part.samples, t=noticed, **facts)
     record.interrupted(noticed)
     step, seconds = state.done if state else 0, record.now() - noticed

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from dlpar.config.schema import implementation
 from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -31,4 +31,4 @@ def exchange(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
         from dlpar.sync.ring import ZERO
 
         return ZERO[zero](experiment, comm, replica)
-    return implementation(experiment.sync)(experiment, comm, replica)
+    return resolve_name(experiment.sync.implementation)(experiment, comm, replica)

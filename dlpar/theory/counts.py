@@ -216,8 +216,9 @@ def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbat
     Raises
     ------
     ValueError
-        If there is no such stage `zero`.
+        If there is no such stage `zero`, or ranks or micro-batches are below 1.
     """
     if zero not in range(4):
         raise ValueError(f"zero: got {zero!r}, allowed is 0, 1, 2 or 3")
+    from_one(ranks=ranks, microbatches=microbatches)
     return {2: microbatches + 1, 3: 3 * microbatches}.get(zero, 2) * (ranks - 1) * parameters * itemsize

@@ -103,6 +103,8 @@ def timeline(
     """
     lists = actions_of(schedule, stages, microbatches, chunks)
     weight = backward / 2 if weight is None else weight
+    if not 0 <= weight <= backward:
+        raise ValueError(f"weight: got {weight}, allowed is a part of backward, 0 to {backward}")
     inputs = backward - weight if TRAITS[schedule].has_weight_pass else backward
     seconds = {"F": forward, "B": inputs, "W": weight, "R": recompute}
     return timed(lists, {kind: [each] * stages for kind, each in seconds.items()}, chunks, message)

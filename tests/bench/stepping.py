@@ -108,7 +108,7 @@ def blocks(
     with tempfile.TemporaryDirectory() as folder:
         record = InTurns(folder, comm, block, clock, other)
         train(comm, experiment, record)
-        record.close()
+        record.flush()
     return record.seconds[-(-len(record.seconds) // 10) :]
 
 

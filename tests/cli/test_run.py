@@ -94,10 +94,10 @@ def test_a_failed_run_says_why_on_stderr_with_each_rank_s_traceback(tmp_path, mo
     ("number", "status", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
 def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finished):
-    before = newest().id
+    before = {run.id for run in dlpar.runs()}
     words = [*PROGRAM, "run", "--workers", "2", "--steps", "1000000", "--json"]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    run = eventually(lambda: (r := newest()) and r.id != before and r, 30, "ranks train")
+    run = eventually(lambda: (r := newest()) and r.id not in before and r, 30, "ranks train")
     child.send_signal(number)
     began = time.monotonic()
     out, err = child.communicate(timeout=10)

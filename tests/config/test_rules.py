@@ -446,3 +446,20 @@ def test_experiments_of_older_runs_are_read(reading):
     fields = json.loads(Experiment().to_json())
     fields["data"]["reading"] = reading
     assert Experiment.from_json(json.dumps(fields)) == Experiment()
+
+
+@pytest.mark.parametrize(
+    "fields, complaint",
+    [
+        ({"batch": 3}, "batch: got 3, allowed with 4 workers and strong scaling is at least 4"),
+        (
+            {"sync": {"scheme": "ps", "servers": 2, "groups": 10}},
+            "sync.groups: got 5, allowed with 4 workers is",
+        ),
+    ],
+)
+def test_a_complaint_about_replicas_of_a_cut_model_says_so(fields, complaint):
+    with pytest.raises(BadExperiment) as refused:
+        Experiment(workers=8, split={"kind": "tensor", "tensor": 2}, **fields)
+    said = str(refused.value)
+    assert said.startswith(complaint) and said.endswith(" (of each part of the model: 4 replicas)")

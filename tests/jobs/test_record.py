@@ -57,7 +57,7 @@ def test_spans_have_the_times_of_the_ranks_clock_and_empty_ones_are_not_written(
     with record.span("update"):
         pass
     record.step(0, loss=1.0)
-    record.close()
+    record.flush()
     ((source, step),) = Tail(tmp_path).read()
     assert source == "rank-0" and step["t"] == 4.0
     assert step["spans"] == [["forward", 1.0, 2.0], ["communicate", 2.0, 3.5]]
@@ -99,7 +99,7 @@ def test_waits_of_a_test_on_held_out_samples_are_not_those_of_the_next_step(tmp_
     with record.span("communicate"):
         traffic.waited += 0.25
     record.step(1, loss=1.0)
-    record.close()
+    record.flush()
     (_, test), (_, step) = Tail(tmp_path).read()
     assert [name for name, *_ in test["spans"]] == ["evaluate"] and step["wait"] == 0.25
 
@@ -118,7 +118,7 @@ def test_no_time_is_lost_in_a_step_that_ended_with_the_death_although_it_is_writ
     with record.span("forward"):
         pass
     record.step(2)
-    record.close()
+    record.flush()
     *_, (_, step) = Tail(tmp_path).read()
     assert {name: step[name] for name in ("detecting", "done again", "restarting")} == {
         "detecting": 0.0, "done again": 0.0, "restarting": 2.0,

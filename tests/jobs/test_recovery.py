@@ -198,6 +198,10 @@ def test_no_step_is_recorded_twice_or_lost_when_a_death_interrupts_pushes(sync, 
     assert all(of == list(range(len(of))) for of in own.values())
     # What a worker of Downpour has not pushed is lost with it.
     assert run.summary["steps"] == STEPS or sync == PUSHING["Downpour"]
+    # Pushes that the servers had counted before the death belong to steps of four workers.
+    (done,) = set(run.events.query("name == 'death'")["step"])
+    of_four = [record.get("of", 4) == 4 for _, record in run._of_kind("step")]
+    assert sum(of_four) // 4 == done or "push_every" in sync
 
 
 @pytest.mark.slow

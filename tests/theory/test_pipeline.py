@@ -39,6 +39,10 @@ def test_the_bubble_is_that_of_the_timeline_also_with_few_micro_batches(schedule
             lambda: lab.schedule("interleaved", 4, 6),
             "microbatches: got 6, allowed .* is a multiple of 4 stages",
         ),
+        (
+            lambda: timeline("zb-h1", 2, 2, forward=1, backward=1, weight=1.5),
+            "weight: got 1.5, allowed is a part of backward, 0 to 1",
+        ),
         (lambda: lab.schedule("gpipe", 4, 0), "microbatches: got 0, allowed is a whole number from 1"),
     ],
 )

@@ -383,7 +383,7 @@ def test_a_gpu_has_short_steps_ahead_while_the_host_is_held_up(gpu, tmp_path):
             began, ahead = host.time, stream.idle_at - host.time
             host.time += 0.0005  # it draws a new order of samples
             assert 0.0005 < ahead < AHEAD + 0.0002, (began, ahead)
-    record.close()
+    record.flush()
     found = lines(tmp_path)
     assert [line["loss"] for line in found] == list(range(300))
     assert found[-1]["t"] == pytest.approx(100.03)  # the GPU was never idle
@@ -402,7 +402,7 @@ def test_a_gpu_that_failed_leaves_the_error_as_the_last_line(gpu, tmp_path, monk
 
     monkeypatch.setattr(Event, "synchronize", fail)
     record.error(ValueError("it was"))
-    record.close()
+    record.flush()
     assert lines(tmp_path)[-1]["message"] == "it was"
 
 
@@ -430,7 +430,7 @@ def test_the_clock_of_a_gpu_is_set_once_a_second_and_its_events_are_used_again(g
         record.step(step, loss=0.0)
     assert len(set_at) == 9 and min(b - a for a, b in pairwise(set_at)) > 1
     assert Event.made < 20 and stream.idle_at == pytest.approx(110)
-    record.close()
+    record.flush()
     assert [line["t"] for line in lines(tmp_path)] == pytest.approx([100.1 + 0.1 * n for n in range(100)])
 
 
@@ -451,7 +451,7 @@ def test_the_gpu_s_waits_for_messages_of_nccl_are_timed_though_the_host_waits_fo
         with record.span("receive"):
             assert UnderWay(host, torch.distributed.irecv, torch.empty(2), 1).wait() == Arrival(1, 0, 8)
         record.step(step, loss=0.0)
-    record.close()
+    record.flush()
     for step in lines(tmp_path):
         assert (step["compute"], step["comm"], step["wait"]) == (2.0, 0.0, 3.0)
 
