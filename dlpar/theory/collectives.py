@@ -74,9 +74,11 @@ def collective_seconds(
     Raises
     ------
     ValueError
-        If the name is not in the table, or a number is below 1.
+        If the name is not in the table, a number is below 1, or there are fewer than 0 bytes.
     """
     name = named(name, ranks=ranks, group=group, depth=depth)
+    if nbytes < 0:
+        raise ValueError(f"nbytes: got {nbytes}, allowed is a number from 0")
     if name == "hierarchical":
         inside = _seconds("star", min(group, ranks), nbytes, link, adding, eager)
         return inside + _seconds("ring", -(-ranks // group), nbytes, between or link, adding, eager)

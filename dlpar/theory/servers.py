@@ -15,7 +15,7 @@ class Servers:
 
     In formulas, a is the latency, and o is its part during which a processor is busy.  A shard of the
     gradient passes a port in b seconds, and a shard of the weights in c seconds: nbytes / S / bandwidth.
-    Workers begin with different servers, and N >= S.
+    Workers begin with different servers, and N >= S. With more servers, the times of steps are lower bounds.
 
     Parameters
     ----------

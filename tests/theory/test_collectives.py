@@ -77,6 +77,10 @@ def test_a_fit_is_never_a_negative_latency():
     [
         (lambda: collective_seconds("circle", 4, 1, LINK), "name: got 'circle', allowed is one of star"),
         (lambda: collective_seconds("ring", 0, 1, LINK), "ranks: got 0"),
+        (
+            lambda: collective_seconds("ring", 4, -1e6, LINK),
+            "nbytes: got -1000000.0, allowed is a number from 0",
+        ),
         (lambda: Link(-1, 1), "latency: got -1"),
         (lambda: Link(0, 0), "bandwidth: got 0"),
         (lambda: fitted((8,), (1.0,)), "sizes: got 1 for 1 times"),
