@@ -40,11 +40,11 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
 
 def _from_anywhere(experiment: Experiment) -> Experiment:
     """Return an experiment with absolute paths of its files, so that it can be resumed from any folder."""
+    from dlpar.config.parts import FROM_FILES  # imported here, because it loads pydantic
+
     given = {n: getattr(experiment.cluster, n) or "" for n in ("platform", "stand_in_for", "hostfile")}
     # Names of platforms and of workloads have neither a slash nor a dot.
     paths = {n: p for n, p in given.items() if os.path.exists(p) and (n == "hostfile" or {*"/."} & {*p})}
-    from dlpar.config.parts import FROM_FILES  # imported here, because it loads pydantic
-
     named = os.environ.get("DLPAR_DATA", "") if experiment.data.name in FROM_FILES else ""
     folder = {"folder": os.path.abspath(f)} if os.path.exists(f := experiment.data.folder or named) else {}
     return experiment.replace(cluster={n: os.path.abspath(p) for n, p in paths.items()}, data=folder)

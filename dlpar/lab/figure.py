@@ -163,10 +163,10 @@ def require(fine: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def experiment_of(of: Experiment | Run) -> Experiment:
-    """Return an experiment, or a run's experiment. Raise ValueError for another type."""
+def experiment_of(of: Experiment | Run, name: str = "of") -> Experiment:
+    """Return an experiment, or a run's experiment. Raise ValueError about argument `name` for another type."""
     experiment = of.experiment if isinstance(of, Run) else of
-    require(isinstance(experiment, Experiment), f"of: got {of!r:.60}, allowed is an Experiment or a Run")
+    require(isinstance(experiment, Experiment), f"{name}: got {of!r:.60}, allowed is an Experiment or a Run")
     return experiment
 
 

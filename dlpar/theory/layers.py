@@ -128,7 +128,8 @@ def _hidden(model: Model, shape: Shape) -> list[Layer]:
             found.append(_norm(f"norm{i}", shape, shape[0]))
         found.append(Layer(f"relu{i}", shape))
         if model.name == "cnn" and min(size) >= 8:
-            found.append(Layer(f"pool{i}", shape := (model.channels, *(pixels // 2 for pixels in size))))
+            shape = (model.channels, *(pixels // 2 for pixels in size))
+            found.append(Layer(f"pool{i}", shape))
     return found if model.name == "mlp" else [*found, Layer("flatten", (prod(shape),))]
 
 

@@ -26,12 +26,12 @@ def contraction(experiment: Experiment) -> float:
     Returns
     -------
     float
-        From 0 (replicas agree after one step) to 1 (they never agree).
-        With neighbours, |λ₂| of the mixing matrix; with push-sum, |λ₂| of the matrix of shares.  With random
-        peers, the root of the second eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which for
-        k distinct peers is (N - k - 1) / ((k + 1)(N - 1)).  Pairwise, the root of the factor of the expected
-        square, if every active worker averages once per step; averages may take longer.  With one peer, the
-        mean factor of the steps of a cycle, 0 if N is a power of two.
+        From 0 (replicas agree after one step) to 1 (they never agree).  With neighbours, |λ₂| of the mixing
+        matrix; with push-sum, |λ₂| of the matrix of shares.  With random peers, the root of the second
+        eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which for k distinct peers is (N - k
+        - 1) / ((k + 1)(N - 1)).  Pairwise, the root of the factor of the expected square, if every active
+        worker averages once per step; averages may take longer.  With one peer, the mean factor of the steps
+        of a cycle, 0 if N is a power of two.
 
     Raises
     ------

@@ -28,10 +28,10 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     zb-h2, m > 2p-2  0                      Qi et al., arXiv 2401.10241, table 2
     ===============  =====================  ===========================================
 
-    Stages are equal and messages take no time.  With fewer micro-batches, zb-h1 waits for the first gradient, and zb-h2
-    at least so long.  The zero-bubble schedules cut the backward pass in two, for
+    Stages are equal and messages take no time.  The zero-bubble schedules cut the backward pass in two, for
     inputs and for weights, each as long as the forward pass.  H1 needs as much memory as 1f1b, and H2 needs
-    up to twice as much.
+    up to twice as much.  With fewer micro-batches, H1 waits for the first gradient; for H2, the result is then
+    a lower bound.
 
     Parameters
     ----------

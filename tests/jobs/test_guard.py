@@ -196,10 +196,11 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     job = running_job()
     ranks = pids_of(job.run)
     guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    since = time.monotonic()
     os.kill(guardian, signal.SIGKILL)
     with pytest.raises(dlpar.JobFailed, match="^its launcher was killed by SIGKILL$"):
         job.wait(20)
-    assert_nothing_left(job.run, ranks, before, time.monotonic())
+    assert_nothing_left(job.run, ranks, before, since)
     assert job.run.status == "failed" and job.run.reason == "its launcher was killed by SIGKILL"
 
     before = leftovers()

@@ -356,7 +356,8 @@ def sending(experiment: Experiment) -> Figure:
     ValueError
         If the experiment is of another kind, or its workers are not equally and always fast.
     """
-    sync, name = (experiment := experiment_of(experiment)).sync, experiment.cluster.stand_in_for
+    experiment = experiment_of(experiment, "experiment")
+    sync, name = experiment.sync, experiment.cluster.stand_in_for
     wanted = "an overlapped ring, without micro-batches, that stands in for a workload"
     fine = sync.scheme == "ring" and sync.allreduce == "ring" and sync.overlap and name is not None
     fine = fine and experiment.split.kind == "data" and experiment.split.microbatches == 1
