@@ -141,11 +141,11 @@ def _cifar_batch(path: Path) -> Images:
     try:
         with path.open("rb") as file:
             content = _Arrays(file, encoding="bytes").load()
-        pixels = np.asarray(content[b"data"])
-        numbers = np.asarray(content[b"labels"])
+        pixels, numbers = (np.asarray(content[key]) for key in (b"data", b"labels"))
     except Exception as error:  # a damaged pickle may raise nearly any error
         raise BadData(f"{path} is truncated or corrupt: {error or type(error).__name__}") from None
-    fine = numbers.ndim == 1 and numbers.dtype.kind in "iu" and pixels.dtype == np.uint8
+    whole = numbers.dtype.kind in "iu" or not len(numbers)
+    fine = numbers.ndim == 1 and whole and pixels.dtype == np.uint8
     if not fine or pixels.shape != (len(numbers), 3072):
         raise BadData(
             f"{path} is corrupt: {numbers.dtype} labels of shape {numbers.shape} with {pixels.dtype} data of shape "
