@@ -142,7 +142,7 @@ def batch_of(rows: np.ndarray, labels: list[int]) -> bytes:
         (batch_of(ROWS, [[0]] * 4), r"int64 labels of shape \(4, 1\) .*, and one whole number a row"),
         (batch_of(ROWS, np.eye(4, 10)), r"float64 labels of shape \(4, 10\)"),
         (batch_of(ROWS, [0.7] * 4), r"float64 labels of shape \(4,\)"),
-        (batch_of(ROWS[:0], []), "data_batch_3 is corrupt: it holds no samples"),
+        (pickle.dumps({b"data": ROWS[:0], b"labels": []}, 3), "data_batch_3 is corrupt: it holds no samples"),
         (batch_of(ROWS, [0, 1, 2, -1]), "a label is -1"),
     ],
 )
